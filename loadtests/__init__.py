@@ -1,0 +1,1 @@
+"""Load, replay and benchmarks against a running service."""

@@ -1,0 +1,1 @@
+"""The offline path: from a click log to a bundle that serves."""

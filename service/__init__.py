@@ -1,0 +1,1 @@
+"""The online path: ranks slates for one person within milliseconds."""

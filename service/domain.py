@@ -1,0 +1,97 @@
+"""The words of the service as types: signals, histories, candidates, outcomes, reports."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+Int64Array = NDArray[np.int64]
+UInt64Array = NDArray[np.uint64]
+Float32Array = NDArray[np.float32]
+
+Action = Literal["click", "dwell"]
+Priority = Literal["interactive", "batch", "shadow"]
+DegradedReason = Literal[
+    "fallback_backend",
+    "signals_unavailable",
+    "stale_signals",
+    "deadline",
+    "overload",
+    "unknown_items",
+    "warming",
+]
+SignalSource = Literal["redis", "local", "none"]
+BackendName = Literal["tensorrt", "onnxruntime", "openvino", "prior"]
+Outcome = Literal["ok", "degraded", "invalid", "overloaded", "expired", "cancelled", "failed"]
+
+
+class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One visit of a user to an item, as the JSON record in Redis: `{"i","a","t","d","s"}`."""
+
+    item_id: str = msgspec.field(name="i")
+    action: Action = msgspec.field(name="a")
+    at_ms: int = msgspec.field(name="t")
+    dwell_ms: int = msgspec.field(name="d", default=0)
+    surface: str = msgspec.field(name="s", default="")
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What is known of a user beyond signals: `{"segments": ["age=25-34", "sporty"]}`."""
+
+    segments: tuple[str, ...] = ()
+
+
+EMPTY_PROFILE = Profile()
+
+
+class UserState(msgspec.Struct, frozen=True):
+    """What one read of the signal store gave for one user."""
+
+    signals: tuple[Signal, ...] = ()
+    """Newest first."""
+    profile: Profile = EMPTY_PROFILE
+    source: SignalSource = "none"
+    stale: bool = False
+    """True if the state is older than the caller's token, or comes from a local copy."""
+
+
+EMPTY_STATE = UserState()
+
+
+class ItemFeatures(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A candidate's features in the request; each given one overrides the item table."""
+
+    category: str | None = None
+    author: str | None = None
+    created_ms: int | None = None
+    popularity: float | None = None
+    """Impressions in the last days, as counted by whoever builds the item table."""
+    ctr: float | None = None
+    duration_s: float | None = None
+    surface: str | None = None
+
+
+class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Where and on what the slate will be shown."""
+
+    surface: str = ""
+    device: str = ""
+    locale: str = ""
+    segments: tuple[str, ...] = ()
+    """Segments of this request, before those of the stored profile."""
+
+
+EMPTY_CONTEXT = Context()
+
+
+class StageTimes(msgspec.Struct):
+    """Durations of one request's stages, in seconds."""
+
+    total_s: float = 0.0
+    signals_s: float = 0.0
+    queue_s: float = 0.0
+    inference_s: float = 0.0

@@ -1,0 +1,98 @@
+"""The one tree of errors; it knows no HTTP.
+
+RankerError
+├── RequestFault          the caller's mistake: says which field, and why
+│   ├── NotFound          an unknown model, version or label
+│   └── TooLarge          a body over the limit
+├── Refusal               a valid request that is not served now
+│   ├── Overloaded        the queue would miss the deadline
+│   ├── DeadlineExceeded  the deadline came first
+│   └── NotReady          no warm version, or draining
+├── SignalFault           Redis is away, slow or wrong: degrades, never a 5xx on /rank
+├── BackendFault          an engine failed
+│   ├── BackendRecoverable   the next batch may succeed
+│   └── BackendLost          the device is gone for this process
+└── BundleFault           a version that must not be served
+    ├── ManifestFault     missing, unreadable or of another schema
+    ├── DigestFault       bytes differ from the manifest
+    └── GoldenFault       scores differ from the expected ones
+"""
+
+
+class RankerError(Exception):
+    """Base of every error that this service raises on purpose."""
+
+
+class RequestFault(RankerError):
+    """The request is wrong; `field` is a path such as `items[3].id`, empty for the whole body."""
+
+    def __init__(self, detail: str, *, field: str = "", code: str = "invalid_request") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.field = field
+        self.code = code
+
+
+class MalformedBody(RequestFault):
+    """The body is not the JSON that it claims to be."""
+
+
+class NotFound(RequestFault):
+    """The named model, version or label does not exist here."""
+
+
+class TooLarge(RequestFault):
+    """The body is larger than the limit."""
+
+
+class Refusal(RankerError):
+    """A valid request that is not served now; `retry_after_s` says when to come back."""
+
+    def __init__(self, detail: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(Refusal):
+    """The queue is predicted to miss the deadline."""
+
+
+class DeadlineExceeded(Refusal):
+    """The deadline came before the scores."""
+
+
+class NotReady(Refusal):
+    """No version is warm, or the service is draining."""
+
+
+class SignalFault(RankerError):
+    """The signal store did not answer, or not in time."""
+
+
+class BackendFault(RankerError):
+    """An engine failed; the whole batch fails as one."""
+
+
+class BackendRecoverable(BackendFault):
+    """The batch failed; the engine can take the next one."""
+
+
+class BackendLost(BackendFault):
+    """The engine cannot be used again in this process."""
+
+
+class BundleFault(RankerError):
+    """A bundle that must not be served."""
+
+
+class ManifestFault(BundleFault):
+    """The manifest is missing, unreadable or of another schema."""
+
+
+class DigestFault(BundleFault):
+    """A file's bytes differ from the manifest."""
+
+
+class GoldenFault(BundleFault):
+    """The golden requests do not give the expected scores."""

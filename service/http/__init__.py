@@ -1,0 +1,1 @@
+"""HTTP: bytes in, bytes out, and the one table from errors to statuses."""

@@ -1,0 +1,1 @@
+"""Batches, the device thread, and the engines."""

@@ -1,0 +1,1 @@
+"""One module an engine; each alone imports its library."""

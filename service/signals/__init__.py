@@ -1,0 +1,1 @@
+"""Fresh signals and profiles in Redis."""

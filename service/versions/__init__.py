@@ -1,0 +1,1 @@
+"""Model versions: where they lie, which are loaded, how one replaces another."""
