@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain import Int32Array, Int64Array, UInt64Array
+from service.encoding import rows as r
+from service.encoding.rows import UNKNOWN_ROW, RowSpace
 from service.errors import ManifestFault
-from service.ranking import rows as r
-from service.ranking.rows import UNKNOWN_ROW, RowSpace
 
 CANDIDATE_WIDTH = 9
 ITEM1, ITEM2, CATEGORY, AUTHOR, ITEM_AGE, POPULARITY, CTR, DURATION, SURFACE = range(

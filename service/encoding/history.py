@@ -18,9 +18,9 @@ from service.domain import (
     Profile,
     Signal,
 )
-from service.ranking import rows as r
-from service.ranking.items import CATEGORY, ITEM1, ITEM2, ItemTable
-from service.ranking.rows import PADDING_ROW, UNKNOWN_ROW, RowSpace
+from service.encoding import rows as r
+from service.encoding.items import CATEGORY, ITEM1, ITEM2, ItemTable
+from service.encoding.rows import PADDING_ROW, UNKNOWN_ROW, RowSpace
 
 HISTORY_WIDTH = 6
 CONTEXT_WIDTH = 16

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from service.bundle import OutputSpec
 from service.domain import Float32Array, Int32Array, Int64Array, ItemFeatures
-from service.ranking import items as i
-from service.ranking import rows as r
-from service.ranking.items import CANDIDATE_WIDTH, ItemTable
-from service.ranking.rows import RowSpace
+from service.encoding import items as i
+from service.encoding import rows as r
+from service.encoding.items import CANDIDATE_WIDTH, ItemTable
+from service.encoding.rows import RowSpace
 
 
 class Slate(msgspec.Struct, frozen=True):
