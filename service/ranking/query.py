@@ -20,6 +20,8 @@ from service.domain import (
 )
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
+"""Printable ASCII without blanks, as it is sent back in a header."""
 
 
 class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,7 +39,7 @@ class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     items: Annotated[list[Id | Candidate], Meta(min_length=1)]
     user_id: Id | None = None
     session_id: Id | None = None
-    request_id: Id | None = None
+    request_id: RequestId | None = None
     model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     """name, name@label or name@version."""
     context: Context = EMPTY_CONTEXT
