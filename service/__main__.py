@@ -64,13 +64,12 @@ def announcement(app: Service, url: str) -> list[str]:
     if primary is None:
         return [f"ranker at {url} is not ready: {app.versions.fault}"]
     body = {"user_id": "u1", "items": list(primary.manifest.sample_items)}
-    curl = (
-        f"curl -s {url}/rank -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
-    )
+    words = ["curl", "-s", f"{url}/rank", "-H", "content-type: application/json"]
+    words += ["-d", json.dumps(body)]
     return [
         f"ranker at {url} serves {primary.name} {primary.version}",
         f"docs     {url}/docs",
-        f"try      {shlex.join([*words, '-d', json.dumps(body)])}",
+        f"try      {shlex.join(words)}",
     ]
 
 

@@ -112,15 +112,3 @@ class StageTimes(msgspec.Struct):
     signals_s: float = 0.0
     queue_s: float = 0.0
     inference_s: float = 0.0
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a user did, as it is written to the signal store."""
-
-    user: str
-    item_id: str
-    type: Literal["impression", "click", "dwell"]
-    at_ms: int
-    dwell_ms: int = 0
-    event_id: str | None = None
-    surface: str = ""
