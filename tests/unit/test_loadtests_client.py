@@ -1,7 +1,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -19,8 +19,11 @@ async def client_of(
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         conversations.add(asyncio.current_task())
-        with closing(writer), suppress(ConnectionError):
+        with suppress(ConnectionError):
             await conversation(reader, writer)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
     server = await asyncio.start_server(converse, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
@@ -31,6 +34,7 @@ async def client_of(
     finally:
         await client.close()
         server.close()
+        await asyncio.sleep(0.01)  # lets a conversation begin whose connection was just accepted
         await asyncio.gather(*filter(None, conversations))
 
 
