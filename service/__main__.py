@@ -15,6 +15,7 @@ import uvicorn
 from pydantic import SecretStr
 
 from service.app import Service
+from service.http.protocol import Connection
 from service.settings import Settings, SettingsFault, load
 from service.signals.embedded import embedded_valkey
 from service.telemetry.log import start_logging
@@ -99,7 +100,8 @@ def main() -> int:
             host=complete.host,
             port=complete.port,
             loop="uvloop",
-            http="httptools",
+            http=Connection,
+            proxy_headers=False,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -6,6 +6,7 @@ Training and serving share this module, so encoding cannot drift between them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from operator import attrgetter
 
 import msgspec
@@ -15,11 +16,12 @@ from service.domain import (
     Context,
     Float32Array,
     Int32Array,
+    Int64Array,
     Profile,
     Signal,
 )
 from service.encoding import rows as r
-from service.encoding.items import CATEGORY, ITEM1, ITEM2, ItemTable
+from service.encoding.items import ItemTable
 from service.encoding.rows import PADDING_ROW, UNKNOWN_ROW, RowSpace
 
 HISTORY_WIDTH = 6
@@ -28,6 +30,12 @@ MASKED = -50.0
 """Not -inf (NaN) and not -1e4 (denormals in softmax); exp(-50) is nothing beside exp(0)."""
 VISIT_MS = 30 * 60 * 1000
 VISIT_RECORDS = 16
+
+_GAP_START = r.BLOCK_START["gap"]
+_ACTION_START = {
+    action: r.BLOCK_START["action_dwell"] + at * r.DWELL_BUCKETS
+    for action, at in r.ACTION_INDEX.items()
+}
 
 _item_id = attrgetter("item_id")
 _action = attrgetter("action")
@@ -75,36 +83,38 @@ def encode_history(
     length = space.spec.history_len
     ids = np.zeros((length, HISTORY_WIDTH), np.int32)
     age = np.zeros(length, np.int32)
-    mask = np.full(length, MASKED, np.float32)
+    mask = _all_masked(length).copy()
+    signals, at = _newest(signals, length)
     count = len(signals)
     if count:
-        at = np.fromiter(map(_at_ms, signals), np.int64, count)
-        if count > 1 and bool((at[1:] > at[:-1]).any()):
-            order = np.argsort(-at, kind="stable")
-            at, signals = at[order], [signals[i] for i in order]
-        if count > length:
-            count, at, signals = length, at[:length], signals[:length]
-        found = table.find(space.hash_ids(map(_item_id, signals), count))
-        known = table.rows.take(found, axis=0)  # [count, 9]
-        ids[:count, 0] = known[:, ITEM1]
-        ids[:count, 1] = known[:, ITEM2]
-        ids[:count, 2] = known[:, CATEGORY]
+        found = table.locate(list(map(_item_id, signals)), space)
+        ids[:count, :3] = table.rows.take(found, axis=0)[:, :3]  # item 1, item 2, category
         dwell = np.fromiter(map(_dwell_ms, signals), np.int64, count)
-        action = np.fromiter(
-            map(r.ACTION_INDEX.__getitem__, map(_action, signals)), np.int32, count
-        )
-        ids[:count, 3] = (
-            np.searchsorted(r.DWELL_EDGES_MS, dwell, side="right")
-            + action * r.DWELL_BUCKETS
-            + r.BLOCK_START["action_dwell"]
-        )
-        gap = np.searchsorted(r.AGE_EDGES_MS, at[:-1] - at[1:], side="right")
-        ids[: count - 1, 4] = gap + r.BLOCK_START["gap"]
+        action = np.fromiter(map(_ACTION_START.__getitem__, map(_action, signals)), np.int64, count)
+        ids[:count, 3] = r.DWELL_EDGES_MS.searchsorted(dwell, "right") + action
+        ids[: count - 1, 4] = r.AGE_EDGES_MS.searchsorted(at[:-1] - at[1:], "right") + _GAP_START
         ids[count - 1, 4] = UNKNOWN_ROW
-        ids[:count, 5] = [space.word_row("surface", word) for word in map(_surface, signals)]
-        age[:count] = np.searchsorted(r.AGE_EDGES_MS, now_ms - at, side="right")
+        words = list(map(_surface, signals))
+        ids[:count, 5] = (
+            [space.word_row("surface", word) for word in words] if any(words) else UNKNOWN_ROW
+        )
+        age[:count] = r.AGE_EDGES_MS.searchsorted(now_ms - at, "right")
         mask[:count] = 0.0
     return History(ids, age, mask, encode_context(profile, context, now_ms=now_ms, space=space))
+
+
+def _newest(signals: Sequence[Signal], length: int) -> tuple[Sequence[Signal], Int64Array]:
+    """The newest signals, newest first whatever order they were pushed in, and their times."""
+    at = np.fromiter(map(_at_ms, signals), np.int64, len(signals))
+    if (at[1:] > at[:-1]).any():
+        order = (-at).argsort(kind="stable")[:length]
+        return [signals[i] for i in order], at[order]
+    return signals[:length], at[:length]
+
+
+@cache
+def _all_masked(length: int) -> Float32Array:
+    return np.full(length, MASKED, np.float32)
 
 
 def encode_context(

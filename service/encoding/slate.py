@@ -40,11 +40,11 @@ def encode_slate(
     tile_count = -(-count // width)
     padded = np.zeros((tile_count * width, CANDIDATE_WIDTH), np.int32)
     cand = padded[:count]
-    found = table.find(space.hash_ids(ids, count))
+    found = table.locate(ids, space)
     # mode="clip" lets numpy write to `out` unbuffered; positions are in range by construction
-    np.take(table.rows, found, axis=0, out=cand, mode="clip")
+    table.rows.take(found, axis=0, out=cand, mode="clip")
     cand[:, i.ITEM_AGE] = r.item_age_rows(now_ms - table.created_ms.take(found))
-    cand[:, i.CTR] = table.ctr[found, table.ctr_column(surface)]
+    cand[:, i.CTR] = table.surface_ctr(surface).take(found)
     cand[:, i.SURFACE] = space.word_row("surface", surface)
     if features is not None:
         for at, given in enumerate(features):
@@ -57,7 +57,7 @@ def encode_slate(
                     table=table,
                     space=space,
                 )
-    unknown = int(np.count_nonzero(found == len(table)))
+    unknown = int((found == len(table)).sum())
     return Slate(padded.reshape(tile_count, width, CANDIDATE_WIDTH), count, unknown)
 
 
@@ -72,7 +72,7 @@ def _override(
 ) -> None:
     if given.surface is not None:
         row[i.SURFACE] = space.word_row("surface", given.surface)
-        row[i.CTR] = table.ctr[position, table.ctr_column(given.surface)]
+        row[i.CTR] = table.surface_ctr(given.surface)[position]
     if given.category is not None:
         row[i.CATEGORY] = space.word_row("category", given.category)
     if given.author is not None:
@@ -93,10 +93,9 @@ def _bucket(block: str, edges: NDArray[np.float64], value: float) -> int:
 
 def blend(logits: Float32Array, output: OutputSpec) -> NDArray[np.float64]:
     """Scores of logits [..., 2] (click, long dwell): the weighted probabilities, [...]."""
-    odds = np.exp(-np.clip(logits.astype(np.float64), -50, 50))
-    probability = 1.0 / (1.0 + odds)
-    weights = np.array([output.click_weight, output.dwell_weight])
-    return np.asarray(probability @ weights)
+    # in 64 bits exp overflows to inf for no logit of 32 bits that a network could give
+    probability = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
+    return np.asarray(probability @ (output.click_weight, output.dwell_weight))
 
 
 def merge(
@@ -106,8 +105,8 @@ def merge(
 
     Ties break by input index. Scores are rounded to 6 decimals, the precision promised.
     """
-    scores = np.round(blend(logits.reshape(-1, 2)[:count], output), 6)
-    order = np.argsort(-scores, kind="stable")[:top_n]
+    scores = np.rint(blend(logits.reshape(-1, 2)[:count], output) * 1e6) / 1e6
+    order = (-scores).argsort(kind="stable")[:top_n]
     return order, scores[order]
 
 

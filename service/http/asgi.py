@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import msgspec
@@ -76,29 +74,3 @@ async def reply_problem(send: Send, problem: Problem) -> None:
     if problem.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await reply(send, problem.status, headers, msgspec.json.encode(problem))
-
-
-@contextmanager
-def while_connected(receive: Receive) -> Iterator[None]:
-    """Run a block that ends with CallerLeft as soon as the caller disconnects."""
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
-
-    def leave(_: asyncio.Future[Message]) -> None:
-        nonlocal gone
-        gone = True
-        task.cancel()
-
-    watch = asyncio.ensure_future(receive())
-    watch.add_done_callback(leave)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not gone:
-            raise
-        task.uncancel()
-        raise CallerLeft from None
-    finally:
-        watch.remove_done_callback(leave)
-        watch.cancel()

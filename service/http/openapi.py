@@ -7,51 +7,11 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from service.domain import BackendName, DegradedReason, SignalSource
 from service.http.events import Accepted, EventBody, EventList
-from service.http.wire import Problem
-from service.ranking.query import Query, RankedItem
+from service.http.wire import Problem, RankAnswer
+from service.ranking.query import Query
 
 _REF = "#/components/schemas/{name}"
-
-
-class Model(msgspec.Struct):
-    """The version that ranked."""
-
-    name: str
-    version: str
-    backend: BackendName
-    precision: str
-
-
-class Signals(msgspec.Struct):
-    """The signals that were used."""
-
-    source: SignalSource
-    count: int
-    age_ms: int | None
-    """Age of the newest one."""
-
-
-class TimingMs(msgspec.Struct):
-    """Milliseconds by stage."""
-
-    total: float
-    signals: float
-    queue: float
-    inference: float
-
-
-class RankAnswer(msgspec.Struct):
-    """The 200 body of `POST /rank`."""
-
-    request_id: str
-    ranking_id: str
-    model: Model
-    items: list[RankedItem]
-    degraded: list[DegradedReason]
-    signals: Signals
-    timing_ms: TimingMs
 
 
 _TYPES = [Query, RankAnswer, EventBody, EventList, Accepted, Problem]

@@ -24,6 +24,7 @@ from service.http import asgi
 from service.http.access import Access
 from service.http.asgi import CallerLeft, Receive, Scope, Send, header
 from service.http.events import Accepted, Parsed, Rejected, parse_events
+from service.http.protocol import while_connected
 from service.http.wire import (
     Problem,
     decode_query,
@@ -99,10 +100,11 @@ class RankEndpoint:
             self._access.check(scope)
             body = await asgi.read_body(receive, self._max_body_bytes)
             query = decode_query(body)
-            request_id = query.request_id or request_id or new_id()
-            query = msgspec.structs.replace(query, request_id=request_id)
+            if query.request_id is None:
+                query = msgspec.structs.replace(query, request_id=request_id or new_id())
+            request_id = query.request_id or ""
             deadline = Deadline(self._timeout(scope, query))
-            with asgi.while_connected(receive):
+            with while_connected(scope):
                 ranking = await self._ranker.rank(query, deadline)
             await _reply_ranking(send, ranking)
             report = _report_of(ranking, len(query.items))

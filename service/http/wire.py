@@ -6,12 +6,13 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-import orjson
 
 from service import errors as e
+from service.domain import BackendName, DegradedReason, SignalSource
 from service.ranking.query import Query, Ranking
 
 _query = msgspec.json.Decoder(Query)
+_encode = msgspec.json.Encoder().encode
 
 # first match wins, so the particular stands before the general
 _STATUS: tuple[tuple[type[e.RankerError], int, str], ...] = (
@@ -46,6 +47,54 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """Path of the wrong field, such as `items[3].id`."""
     retry_after_s: float = 0.0
     rejected: list[Any] = []
+
+
+class RankedItem(msgspec.Struct, frozen=True, gc=False):
+    """A candidate in its new place."""
+
+    id: str
+    index: int
+    """Its place in the request."""
+    score: float
+
+
+class Model(msgspec.Struct, frozen=True, gc=False):
+    """The version that ranked."""
+
+    name: str
+    version: str
+    backend: BackendName
+    precision: str
+
+
+class Signals(msgspec.Struct, frozen=True, gc=False):
+    """The signals that were used."""
+
+    source: SignalSource
+    count: int
+    age_ms: int | None
+    """Age of the newest one."""
+
+
+class TimingMs(msgspec.Struct, frozen=True, gc=False):
+    """Milliseconds by stage."""
+
+    total: float
+    signals: float
+    queue: float
+    inference: float
+
+
+class RankAnswer(msgspec.Struct, frozen=True):
+    """The 200 body of `POST /rank`."""
+
+    request_id: str
+    ranking_id: str
+    model: Model
+    items: list[RankedItem]
+    degraded: list[DegradedReason]
+    signals: Signals
+    timing_ms: TimingMs
 
 
 def problem_of(error: Exception, request_id: str) -> Problem:
@@ -86,31 +135,21 @@ def fault_of(error: msgspec.DecodeError | UnicodeDecodeError) -> e.RequestFault:
 def encode_ranking(ranking: Ranking) -> bytes:
     """The 200 body of `/rank`."""
     times = ranking.times
-    rows = zip(ranking.ids, ranking.indexes, ranking.scores, strict=True)
-    return orjson.dumps(
-        {
-            "request_id": ranking.request_id,
-            "ranking_id": ranking.ranking_id,
-            "model": {
-                "name": ranking.model_name,
-                "version": ranking.model_version,
-                "backend": ranking.backend,
-                "precision": ranking.precision,
-            },
-            "items": [{"id": id_, "index": index, "score": score} for id_, index, score in rows],
-            "degraded": ranking.degraded,
-            "signals": {
-                "source": ranking.signal_source,
-                "count": ranking.signal_count,
-                "age_ms": ranking.signal_age_ms,
-            },
-            "timing_ms": {
-                "total": round(times.total_s * 1e3, 3),
-                "signals": round(times.signals_s * 1e3, 3),
-                "queue": round(times.queue_s * 1e3, 3),
-                "inference": round(times.inference_s * 1e3, 3),
-            },
-        }
+    return _encode(
+        RankAnswer(
+            ranking.request_id,
+            ranking.ranking_id,
+            Model(ranking.model_name, ranking.model_version, ranking.backend, ranking.precision),
+            list(map(RankedItem, ranking.ids, ranking.indexes, ranking.scores)),
+            ranking.degraded,
+            Signals(ranking.signal_source, ranking.signal_count, ranking.signal_age_ms),
+            TimingMs(
+                round(times.total_s * 1e3, 3),
+                round(times.signals_s * 1e3, 3),
+                round(times.queue_s * 1e3, 3),
+                round(times.inference_s * 1e3, 3),
+            ),
+        )
     )
 
 

@@ -52,15 +52,6 @@ class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The request's time in ms, for replays; now if absent, never in the future."""
 
 
-class RankedItem(msgspec.Struct, frozen=True):
-    """A candidate in its new place."""
-
-    id: str
-    index: int
-    """Its place in the request."""
-    score: float
-
-
 class Ranking(msgspec.Struct, kw_only=True):
     """The answer; as made, it is the caller's own order with nothing known of the user."""
 

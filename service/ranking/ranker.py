@@ -6,6 +6,7 @@ Whatever fails on the way, the caller gets an order, with the reason.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import time
 from collections.abc import Sequence
@@ -253,6 +254,10 @@ def _request_time_ms(query: Query) -> int:
     return now_ms if query.ts is None else min(now_ms, query.ts)
 
 
+_PROCESS = os.urandom(6).hex()
+_serial = itertools.count()
+
+
 def new_id() -> str:
-    """Sixteen random hexadecimal digits."""
-    return os.urandom(8).hex()
+    """An id that no other request has: the process's random digits and a serial number."""
+    return f"{_PROCESS}{next(_serial):08x}"
