@@ -6,7 +6,7 @@ Uses the service's own `fold`, `encode_history` and `encode_slate`, never a seco
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -159,15 +159,16 @@ class Tables:
 def encode_log(log: Log, space: RowSpace, slates: list[Shown]) -> Examples:
     """Encode slates of a log, in time order; shows progress."""
     tables = Tables(log, space)
-    histories, tiles, tile_user, labels = [], [], [], []
-    progress = tqdm(replay(log, slates), total=len(slates), desc="encode", leave=False, mininterval=1)
+    width = space.spec.tile_width
+    histories, tiles, tile_user = [], [], []
+    progress = tqdm(
+        replay(log, slates), total=len(slates), desc="encode", leave=False, mininterval=1
+    )
     for at, (slate, signals) in enumerate(progress):
         context, table = Context(surface=slate.surface), tables.at(slate.at_ms)
         profile = log.profiles.get(slate.user, Profile())
         histories.append(
-            encode_history(
-                signals, profile, context, now_ms=slate.at_ms, table=table, space=space
-            )
+            encode_history(signals, profile, context, now_ms=slate.at_ms, table=table, space=space)
         )
         encoded = encode_slate(
             slate.items,
@@ -179,10 +180,7 @@ def encode_log(log: Log, space: RowSpace, slates: list[Shown]) -> Examples:
         )
         tiles.append(encoded.tiles)
         tile_user += [at] * len(encoded.tiles)
-        labels.append(_labels(slate, len(encoded.tiles), space.spec.tile_width))
-    click, long_dwell, position = (
-        np.concatenate(column) for column in zip(*labels, strict=True)
-    )
+    position = in_tiles([slate.positions for slate in slates], width)
     return Examples(
         hist_ids=np.stack([history.ids for history in histories]),
         hist_age=np.stack([history.age for history in histories]),
@@ -190,16 +188,18 @@ def encode_log(log: Log, space: RowSpace, slates: list[Shown]) -> Examples:
         ctx_ids=np.stack([history.context for history in histories]),
         cand_ids=np.concatenate(tiles),
         tile_user=np.array(tile_user, np.int32),
-        click=click.astype(np.float32),
-        long_dwell=long_dwell.astype(np.float32),
-        position=position.astype(np.int64),
+        click=in_tiles([slate.click for slate in slates], width).astype(np.float32),
+        long_dwell=in_tiles([slate.long_dwell for slate in slates], width).astype(np.float32),
+        position=np.nan_to_num(position).astype(np.int64),
         at_ms=np.array([slate.at_ms for slate in slates], np.int64),
     )
 
 
-def _labels(slate: Shown, tiles: int, width: int) -> NDArray[np.float64]:
-    """Click, long dwell and position of a slate's tiles: [3, tiles, T], padded with NaN, NaN, 0."""
-    padded = np.full((3, tiles * width), np.nan)
-    padded[2] = 0
-    padded[:, : len(slate.items)] = slate.click, slate.long_dwell, slate.positions
-    return padded.reshape(3, tiles, width)
+def in_tiles(values: Sequence[Sequence[float]], width: int) -> NDArray[np.float64]:
+    """One value a candidate, cut into tiles as slates are: [N, T], NaN where padded."""
+    parts = []
+    for row in values:
+        padded = np.full(-(-len(row) // width) * width, np.nan)
+        padded[: len(row)] = row
+        parts.append(padded.reshape(-1, width))
+    return np.concatenate(parts)
