@@ -52,7 +52,7 @@ def build(
         name=log.name,
         log=log,
         network=network,
-        table=Tables(log, RowSpace(preset.input_spec())).at(log.test_from_ms),
+        table=Tables(log, RowSpace(preset.input_spec())).of(log.test_from_ms),
         examples=splits.test,
         output=OutputSpec(click_weight=1.0, dwell_weight=0.0),
         batch=BatchSpec(max_users=MAX_USERS, tile_buckets=TILE_BUCKETS),

@@ -146,11 +146,16 @@ class Exporter:
         axis = g.axes(-2)
         summed = g.op("ReduceSum", rows, axis, keepdims=int(keep_axis))
         project = self.network.project
-        return summed if isinstance(project, nn.Identity) else self._linear(summed, "project", project)
+        return (
+            summed if isinstance(project, nn.Identity) else self._linear(summed, "project", project)
+        )
 
     def _norm(self, x: str, name: str, norm: nn.LayerNorm) -> str:
         g = self.graph
-        scale, bias = g.constant(f"{name}.scale", norm.weight), g.constant(f"{name}.bias", norm.bias)
+        scale, bias = (
+            g.constant(f"{name}.scale", norm.weight),
+            g.constant(f"{name}.bias", norm.bias),
+        )
         return g.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=EPSILON)
 
     def _linear(self, x: str, name: str, linear: nn.Module, *, output: str = "") -> str:
@@ -208,7 +213,9 @@ class Exporter:
             weights = g.op("Reshape", g.op("Softmax", scores, axis=-1), g.shape(0, 0, -1))
             return g.op("MatMul", weights, values)
         assert isinstance(attention, HeadedAttention)
-        split = g.op("Reshape", self._linear(queries, f"{name}.query", attention.query), self._split())
+        split = g.op(
+            "Reshape", self._linear(queries, f"{name}.query", attention.query), self._split()
+        )
         split = g.op("Transpose", split, perm=[0, 2, 1, 3])
         scale = g.constant("scale", np.array((self.preset.width // heads) ** -0.5, np.float32))
         scores = g.op("Add", g.op("Mul", g.op("MatMul", split, keys), scale), mask)

@@ -20,7 +20,9 @@ def auc(scores: Values, labels: Values) -> float:
         return float("nan")
     _, tied, counts = np.unique(scores, return_inverse=True, return_counts=True)
     rank = (np.cumsum(counts) - (counts - 1) / 2)[tied]
-    return float((rank[labels > 0].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    return float(
+        (rank[labels > 0].sum() - positives * (positives + 1) / 2) / (positives * negatives)
+    )
 
 
 def ndcg(scores: Values, labels: Values, *, top: int = TOP) -> float:

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import onnxruntime
 
+from models.dataset import Examples
 from models.export import to_onnx
 from models.golden import golden_batch, golden_bytes
 from models.log import Log
 from models.network import Network
-from models.dataset import Examples
 from service.bundle import (
     SCHEMA,
     BatchSpec,
@@ -29,10 +29,10 @@ from service.bundle import (
     describe_files,
     write_manifest,
 )
-from service.errors import GoldenFault
-from service.inference.backends.base import Batch
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
+from service.errors import GoldenFault
+from service.encoding.batch import Batch
 
 GRAPH, ITEMS, GOLDEN, TITLES = "rank.onnx", "items.npz", "golden.npz", "titles.json"
 MAX_ABS_ERROR = 1e-3

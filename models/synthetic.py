@@ -297,7 +297,9 @@ def _candidates(
     on_intent = rng.random(size) < INTENT_SHARE[surface]
     wanted = np.where(on_intent, intent, _categories(rng, shopper, size))
     luck = rng.random(size)
-    drawn = [shop.members[at][int(u * len(shop.members[at]))] for at, u in zip(wanted, luck, strict=True)]
+    drawn = [
+        shop.members[at][int(u * len(shop.members[at]))] for at, u in zip(wanted, luck, strict=True)
+    ]
     slate = np.unique(drawn)
     shown_first = shop.quality[slate] + rng.normal(size=len(slate))
     return np.asarray(slate[np.argsort(-shown_first)])

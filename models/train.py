@@ -84,7 +84,9 @@ def score(network: Network, examples: Examples, *, slates_per_batch: int = 512) 
     parts = []
     with torch.inference_mode():
         for start in range(0, len(examples.at_ms), slates_per_batch):
-            batch = take(examples, np.arange(start, min(start + slates_per_batch, len(examples.at_ms))))
+            batch = take(
+                examples, np.arange(start, min(start + slates_per_batch, len(examples.at_ms)))
+            )
             parts.append(network(*batch[:6]))
     return torch.cat(parts)
 
@@ -113,7 +115,12 @@ def take(examples: Examples, slates: Int64Array) -> list[Tensor]:
     arrays = (
         *(
             column[slates]
-            for column in (examples.hist_ids, examples.hist_age, examples.hist_mask, examples.ctx_ids)
+            for column in (
+                examples.hist_ids,
+                examples.hist_age,
+                examples.hist_mask,
+                examples.ctx_ids,
+            )
         ),
         examples.cand_ids[tiles],
         users,

@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 
 from service.bundle import BatchSpec, OutputSpec
 from service.domain import BackendName, Int64Array, Priority
-from service.encoding.history import Person, encode_people
-from service.encoding.items import ItemTable
-from service.encoding.rows import RowSpace
-from service.encoding.slate import Slate, blend, encode_slates
+from service.encoding.batch import Batch
+from service.encoding.history import Person
+from service.encoding.slate import Slate, blend
 from service.errors import BackendFault, BackendRecoverable, DeadlineExceeded, Overloaded
-from service.inference.backends.base import Batch
 from service.inference.cost import CostModel
 from service.inference.executor import Executor, Scored
 
@@ -233,20 +231,3 @@ class MicroBatcher:
                 fault = BackendRecoverable(f"{type(error).__name__}: {error}")
                 fault.__cause__ = error
                 job.future.set_exception(fault)
-
-
-def encode_batch(
-    people: Sequence[Person], slates: Sequence[Slate], *, table: ItemTable, space: RowSpace
-) -> tuple[Batch, Int64Array]:
-    """One batch of people with a slate each, and how many of each slate are unknown."""
-    users = encode_people(people, table=table, space=space)
-    candidates = encode_slates(slates, table=table, space=space)
-    batch = Batch(
-        users.ids,
-        users.age,
-        users.mask,
-        users.context,
-        candidates.tiles,
-        candidates.tile_slate,
-    )
-    return batch, candidates.unknown

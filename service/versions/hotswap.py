@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Bundle
+from service.encoding.batch import Batch
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
 from service.errors import BackendFault, GoldenFault, ManifestFault
-from service.inference.backends.base import Batch
 from service.inference.backends.onnx import OnnxCpu
 from service.inference.batcher import BatchReport
 from service.inference.executor import Executor

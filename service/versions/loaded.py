@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 from service.bundle import Manifest
 from service.domain import Int64Array
+from service.encoding.batch import Batch, encode_batch
 from service.encoding.history import Person
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
 from service.encoding.slate import Slate
 from service.errors import NotFound, NotReady
-from service.inference.backends.base import Batch
-from service.inference.batcher import BatchReport, MicroBatcher, encode_batch
+from service.inference.batcher import BatchReport, MicroBatcher
 from service.inference.executor import Executor
 
 STABLE = "stable"

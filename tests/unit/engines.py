@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 
 from service.domain import BackendName, Float32Array
+from service.encoding.batch import Batch
 from service.encoding.items import ITEM1
-from service.inference.backends.base import Batch
 
 
 def echo(batch: Batch) -> Float32Array:

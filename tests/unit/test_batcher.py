@@ -7,11 +7,11 @@ import pytest
 
 from service.bundle import BatchSpec, OutputSpec
 from service.domain import Float32Array, Int64Array, Priority
+from service.encoding.batch import Batch
 from service.encoding.history import Person
 from service.encoding.items import CANDIDATE_WIDTH, ITEM1
 from service.encoding.slate import Slate
 from service.errors import BackendRecoverable, DeadlineExceeded, Overloaded
-from service.inference.backends.base import Batch
 from service.inference.batcher import BatchReport, JobScores, MicroBatcher
 from service.inference.executor import Executor
 from tests.unit.engines import ScriptedEngine, echo
@@ -79,7 +79,7 @@ class Rig:
 def mark_of(scores: JobScores) -> int:
     """The one mark that all scores of a job tell of."""
     (score,) = set(scores.scores.tolist())
-    return int(round(score * 1e6))
+    return round(float(score) * 1e6)
 
 
 @pytest.fixture
