@@ -33,7 +33,7 @@ BackendName = Literal["tensorrt", "onnxruntime", "openvino", "prior"]
 Outcome = Literal["ok", "degraded", "invalid", "overloaded", "expired", "cancelled", "failed"]
 
 
-class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
+class Signal(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One visit of a user to an item, as the JSON record in Redis: `{"i","a","t","d","s"}`."""
 
     item_id: str = msgspec.field(name="i")

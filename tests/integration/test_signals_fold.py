@@ -1,0 +1,96 @@
+"""The script in Redis folds events as the pure function that training uses."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from redis import Redis
+
+from service.domain import Event, Signal
+from service.encoding.history import VISIT_MS, fold
+from service.signals.keys import keys_of
+from service.signals.records import decode_records, encode_signal
+from service.signals.writes import SCRIPT, Writes
+
+MAX_MS = 10**14 - 1
+ITEMS = st.sampled_from(["a", "b", "a/b", "ü", '"', "\\", "日本", "", "\x00", "1e3", "</"])
+TIMES_MS = st.one_of(
+    st.integers(0, 3 * VISIT_MS),
+    st.sampled_from([0, VISIT_MS - 1, VISIT_MS, VISIT_MS + 1, MAX_MS - VISIT_MS, MAX_MS]),
+)
+DWELLS_MS = st.one_of(st.integers(0, 10_000), st.sampled_from([0, 2**31, MAX_MS]))
+EVENTS = st.builds(
+    Event,
+    user=st.just("u"),
+    item_id=st.one_of(ITEMS, st.sampled_from([f"i{n}" for n in range(20)])),
+    type=st.sampled_from(["click", "dwell", "impression"]),
+    at_ms=TIMES_MS,
+    dwell_ms=DWELLS_MS,
+    event_id=st.one_of(st.none(), st.sampled_from(["1", "2", "3"])),
+    surface=st.sampled_from(["", "home", "ü/"]),
+)
+
+
+def folded(calls: list[list[Event]], keep: int) -> tuple[list[Signal], int, int]:
+    """Signals, accepted and duplicates after the calls, by the pure function alone."""
+    signals: list[Signal] = []
+    seen: set[str] = set()
+    accepted = duplicates = 0
+    for event in (event for call in calls for event in call):
+        if event.event_id is not None and event.event_id in seen:
+            duplicates += 1
+            continue
+        seen |= {event.event_id} if event.event_id is not None else set()
+        accepted += 1
+        if event.type != "impression":
+            signal = Signal(event.item_id, event.type, event.at_ms, event.dwell_ms, event.surface)
+            signals = fold(signals, signal, keep=keep)
+    return signals, accepted, duplicates
+
+
+def run_script(client: Redis, writes: Writes, user: str, events: list[Event]) -> Any:
+    """One call of the script with the arguments that the service sends."""
+    number_of_keys, *rest = writes._call(user, events)
+    return client.eval(SCRIPT.decode(), int(number_of_keys), *rest)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    calls=st.lists(st.lists(EVENTS, min_size=1, max_size=20), min_size=1, max_size=3),
+    keep=st.sampled_from([1, 3, 20, 50]),
+)
+def test_the_script_equals_fold(valkey_server: str, calls: list[list[Event]], keep: int) -> None:
+    user = uuid.uuid4().hex
+    writes = Writes(None, keep=keep, ttl_s=60, writers=1)  # type: ignore[arg-type]
+    with Redis.from_url(valkey_server, protocol=2) as client:
+        replies = [run_script(client, writes, user, call) for call in calls]
+        records: Any = client.lrange(keys_of(user).signals.decode(), 0, -1)
+    signals, accepted, duplicates = folded(calls, keep)
+    assert list(decode_records(records).signals) == signals
+    assert sum(reply[0] for reply in replies) == accepted
+    assert sum(reply[1] for reply in replies) == duplicates
+
+
+def test_records_that_readers_skip_take_in_no_event(valkey_url: str) -> None:
+    """An event that joined a record which does not decode would be lost."""
+    own = Signal("x", "click", 1000)
+    unreadable = [
+        b"not json",
+        b'["x"]',
+        b'{"i":"x","a":"impression","t":1000}',
+        b'{"i":"x","a":"click","t":1000.5}',
+        b'{"i":"x","a":"click","t":-1}',
+        b'{"i":"x","a":"click","t":"1000"}',
+        b'{"i":"x","a":"click","t":1000,"d":-5}',
+        b'{"i":"x","a":"click","t":1000,"s":7}',
+        b'{"i":["x"],"a":"click","t":1000}',
+    ]
+    writes = Writes(None, keep=50, ttl_s=60, writers=1)  # type: ignore[arg-type]
+    with Redis.from_url(valkey_url, protocol=2) as client:
+        client.lpush("signals:{u}", *unreadable)
+        run_script(client, writes, "u", [Event("u", "x", "click", 1000)])
+        records: Any = client.lrange("signals:{u}", 0, -1)
+    assert records == [encode_signal(own), *reversed(unreadable)]
