@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis import Redis
@@ -57,21 +59,55 @@ def run_script(client: Redis, writes: Writes, user: str, events: list[Event]) ->
     return client.eval(SCRIPT.decode(), int(number_of_keys), *rest)
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    calls=st.lists(st.lists(EVENTS, min_size=1, max_size=20), min_size=1, max_size=3),
-    keep=st.sampled_from([1, 3, 20, 50]),
-)
-def test_the_script_equals_fold(valkey_server: str, calls: list[list[Event]], keep: int) -> None:
+def assert_script_equals_fold(url: str, calls: list[list[Event]], keep: int) -> None:
     user = uuid.uuid4().hex
     writes = Writes(None, keep=keep, ttl_s=60, writers=1)  # type: ignore[arg-type]
-    with Redis.from_url(valkey_server, protocol=2) as client:
+    with Redis.from_url(url, protocol=2) as client:
         replies = [run_script(client, writes, user, call) for call in calls]
         records: Any = client.lrange(keys_of(user).signals.decode(), 0, -1)
     signals, accepted, duplicates = folded(calls, keep)
     assert list(decode_records(records).signals) == signals
     assert sum(reply[0] for reply in replies) == accepted
     assert sum(reply[1] for reply in replies) == duplicates
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    calls=st.lists(st.lists(EVENTS, min_size=1, max_size=15), min_size=1, max_size=2),
+    keep=st.sampled_from([1, 3, 20, 50]),
+)
+def test_the_script_equals_fold_for_strange_values(
+    valkey_server: str, calls: list[list[Event]], keep: int
+) -> None:
+    assert_script_equals_fold(valkey_server, calls, keep)
+
+
+@pytest.mark.parametrize("keep", [1, 3, 15, 16, 17, 50])
+@pytest.mark.parametrize("items", [3, 20, 40])
+def test_the_script_equals_fold_for_long_logs(valkey_server: str, keep: int, items: int) -> None:
+    """Visits that end, windows that fill, lists that overflow, in calls of many sizes."""
+    rng = random.Random(keep * 100 + items)
+    at_ms = 0
+    events = []
+    for _ in range(600):
+        # Whole parts of a visit, so that events also fall exactly on its end.
+        at_ms += rng.choice([0, 0, 0, VISIT_MS // 6, VISIT_MS // 3, VISIT_MS // 2])
+        events.append(
+            Event(
+                "u",
+                f"i{rng.randrange(items)}",
+                rng.choice(["click", "dwell", "impression"]),
+                max(0, at_ms + rng.choice([0, 0, -VISIT_MS, VISIT_MS])),
+                dwell_ms=rng.choice([0, 100, 5000]),
+                event_id=rng.choice([None, f"e{rng.randrange(500)}"]),
+            )
+        )
+    calls = []
+    while events:
+        size = rng.choice([1, 5, 60])
+        calls.append(events[:size])
+        events = events[size:]
+    assert_script_equals_fold(valkey_server, calls, keep)
 
 
 def test_records_that_readers_skip_take_in_no_event(valkey_url: str) -> None:
