@@ -36,21 +36,29 @@ EVENTS = st.builds(
 )
 
 
-def folded(calls: list[list[Event]], keep: int) -> tuple[list[Signal], int, int]:
-    """Signals, accepted and duplicates after the calls, by the pure function alone."""
-    signals: list[Signal] = []
-    seen: set[str] = set()
-    accepted = duplicates = 0
-    for event in (event for call in calls for event in call):
-        if event.event_id is not None and event.event_id in seen:
-            duplicates += 1
-            continue
-        seen |= {event.event_id} if event.event_id is not None else set()
-        accepted += 1
-        if event.type != "impression":
-            signal = Signal(event.item_id, event.type, event.at_ms, event.dwell_ms, event.surface)
-            signals = fold(signals, signal, keep=keep)
-    return signals, accepted, duplicates
+class Folded:
+    """What Redis should hold after each call, by the pure function alone."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._seen: set[str] = set()
+        self.signals: list[Signal] = []
+
+    def after(self, call: list[Event]) -> tuple[int, int]:
+        """Fold one call; how many events were accepted, and how many were duplicates."""
+        duplicates = 0
+        for event in call:
+            if event.event_id is not None:
+                if event.event_id in self._seen:
+                    duplicates += 1
+                    continue
+                self._seen.add(event.event_id)
+            if event.type != "impression":
+                signal = Signal(
+                    event.item_id, event.type, event.at_ms, event.dwell_ms, event.surface
+                )
+                self.signals = fold(self.signals, signal, keep=self._keep)
+        return len(call) - duplicates, duplicates
 
 
 def run_script(client: Redis, writes: Writes, user: str, events: list[Event]) -> Any:
@@ -62,13 +70,13 @@ def run_script(client: Redis, writes: Writes, user: str, events: list[Event]) ->
 def assert_script_equals_fold(url: str, calls: list[list[Event]], keep: int) -> None:
     user = uuid.uuid4().hex
     writes = Writes(None, keep=keep, ttl_s=60, writers=1)  # type: ignore[arg-type]
+    expected = Folded(keep)
     with Redis.from_url(url, protocol=2) as client:
-        replies = [run_script(client, writes, user, call) for call in calls]
-        records: Any = client.lrange(keys_of(user).signals.decode(), 0, -1)
-    signals, accepted, duplicates = folded(calls, keep)
-    assert list(decode_records(records).signals) == signals
-    assert sum(reply[0] for reply in replies) == accepted
-    assert sum(reply[1] for reply in replies) == duplicates
+        for call in calls:
+            accepted, duplicates, _ = run_script(client, writes, user, call)
+            assert (accepted, duplicates) == expected.after(call)
+            records: Any = client.lrange(keys_of(user).signals.decode(), 0, -1)
+            assert list(decode_records(records).signals) == expected.signals
 
 
 @settings(max_examples=60, deadline=None)
