@@ -15,7 +15,7 @@ $(RUN_STAMP): pyproject.toml lock.txt
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)
-	$(BIN)/pip install --quiet --constraint lock.txt --editable '.[cpu,datadog,train,dev]'
+	$(BIN)/pip install --quiet --constraint lock.txt --editable '.[cpu,datadog,load,train,dev]'
 	@touch $@
 
 serve: $(RUN_STAMP)  ## Set up and serve on 127.0.0.1:8000 with an embedded Valkey
@@ -29,6 +29,9 @@ lint: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: $(DEV_STAMP)  ## Capacity on one core, and the service's own cost beyond its engine
+	$(BIN)/python -m loadtests bench
 
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

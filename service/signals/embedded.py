@@ -51,6 +51,7 @@ def embedded_valkey() -> Iterator[str]:
                 *(word for name, value in options.items() for word in (f"--{name}", value)),
             ],
             stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for us: the store outlives the drain
         )
         try:
             _wait_for(socket, server)
