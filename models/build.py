@@ -122,7 +122,7 @@ def write_bundle(
     parts = Ingredients(
         log=log,
         network=checkpoint.network,
-        table=Tables(log, RowSpace(preset.input_spec())).at(log.test_from_ms),
+        table=Tables(log, RowSpace(preset.input_spec())).of(log.test_from_ms),
         examples=slates.encoded,
         output=output,
         batch=BatchSpec(max_users=MAX_USERS, tile_buckets=TILE_BUCKETS),

@@ -1,6 +1,6 @@
 """A log replayed in time: each slate encoded as the service would have encoded it then.
 
-Uses the service's own `fold`, `encode_history` and `encode_slate`, never a second version.
+Uses the service's own `fold` and `encode_batch`, never a second version.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from service.domain import (
     Profile,
     Signal,
 )
-from service.encoding.history import encode_history, fold
+from service.encoding.batch import encode_batch
+from service.encoding.history import Person, fold
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
-from service.encoding.slate import encode_slate
+from service.encoding.slate import Slate
 
 KEEP_SIGNALS = 50
 """How many records of a user the store keeps."""
 DAY_MS = 86_400_000
+CHUNK = 1_024
 
 
 class Shown(NamedTuple):
@@ -146,48 +148,47 @@ class Tables:
         self._trained = trained_items(log, log.test_from_ms)
         self._tables: dict[int, ItemTable] = {}
 
-    def at(self, at_ms: int) -> ItemTable:
-        day_start = min(at_ms, self._log.test_from_ms)
-        day_start -= (day_start - self._log.test_from_ms) % DAY_MS
-        if day_start not in self._tables:
-            self._tables[day_start] = item_table(
-                self._log, day_start, self._space, trained=self._trained
-            )
-        return self._tables[day_start]
+    def day_of(self, at_ms: int) -> int:
+        """The start of the day, counted back from the test's, whose table was known then."""
+        return min(at_ms - (at_ms - self._log.test_from_ms) % DAY_MS, self._log.test_from_ms)
+
+    def of(self, day_ms: int) -> ItemTable:
+        """The table known at the start of a day."""
+        if day_ms not in self._tables:
+            self._tables[day_ms] = item_table(self._log, day_ms, self._space, trained=self._trained)
+        return self._tables[day_ms]
 
 
 def encode_log(log: Log, space: RowSpace, slates: list[Shown]) -> Examples:
     """Encode slates of a log, in time order; shows progress."""
     tables = Tables(log, space)
+    asked: dict[int, tuple[list[Person], list[Slate]]] = {}  # by the table that was known then
     width = space.spec.tile_width
-    histories, tiles, tile_user = [], [], []
-    progress = tqdm(
-        replay(log, slates), total=len(slates), desc="encode", leave=False, mininterval=1
-    )
-    for at, (slate, signals) in enumerate(progress):
-        context, table = Context(surface=slate.surface), tables.at(slate.at_ms)
+    for slate, signals in replay(log, slates):
         profile = log.profiles.get(slate.user, Profile())
-        histories.append(
-            encode_history(signals, profile, context, now_ms=slate.at_ms, table=table, space=space)
+        context = Context(surface=slate.surface)
+        people, shown = asked.setdefault(tables.day_of(slate.at_ms), ([], []))
+        people.append(Person(signals, profile, context, slate.at_ms))
+        shown.append(Slate(slate.items, slate.features(), slate.surface, slate.at_ms))
+    encoded = [
+        encode_batch(
+            people[at : at + CHUNK], shown[at : at + CHUNK], table=tables.of(day), space=space
         )
-        encoded = encode_slate(
-            slate.items,
-            slate.features(),
-            surface=slate.surface,
-            now_ms=slate.at_ms,
-            table=table,
-            space=space,
-        )
-        tiles.append(encoded.tiles)
-        tile_user += [at] * len(encoded.tiles)
+        for day, (people, shown) in tqdm(asked.items(), desc="encode", leave=False, unit="day")
+        for at in range(0, len(people), CHUNK)
+    ]
+    batches = [batch for batch, _ in encoded]
+    first = np.cumsum([0, *[len(batch.hist_ids) for batch in batches]])
     position = in_tiles([slate.positions for slate in slates], width)
     return Examples(
-        hist_ids=np.stack([history.ids for history in histories]),
-        hist_age=np.stack([history.age for history in histories]),
-        hist_mask=np.stack([history.mask for history in histories]),
-        ctx_ids=np.stack([history.context for history in histories]),
-        cand_ids=np.concatenate(tiles),
-        tile_user=np.array(tile_user, np.int32),
+        hist_ids=np.concatenate([batch.hist_ids for batch in batches]),
+        hist_age=np.concatenate([batch.hist_age for batch in batches]),
+        hist_mask=np.concatenate([batch.hist_mask for batch in batches]),
+        ctx_ids=np.concatenate([batch.ctx_ids for batch in batches]),
+        cand_ids=np.concatenate([batch.cand_ids for batch in batches]),
+        tile_user=np.concatenate(
+            [batch.tile_user + at for batch, at in zip(batches, first[:-1], strict=True)]
+        ).astype(np.int32),
         click=in_tiles([slate.click for slate in slates], width).astype(np.float32),
         long_dwell=in_tiles([slate.long_dwell for slate in slates], width).astype(np.float32),
         position=np.nan_to_num(position).astype(np.int64),

@@ -10,10 +10,10 @@ import torch
 from models.dataset import Examples
 from models.network import Inputs, Network
 from models.train import take
+from service.encoding.batch import Batch
 from service.encoding.history import MASKED
 from service.encoding.items import ITEM1, ITEM2
 from service.encoding.rows import PADDING_ROW, UNKNOWN_ROW
-from service.inference.backends.base import Batch
 
 SLATES = 16
 

@@ -28,10 +28,10 @@ from service.bundle import (
     describe_files,
     write_manifest,
 )
+from service.encoding.batch import Batch
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
 from service.errors import GoldenFault, ManifestFault
-from service.inference.backends.base import Batch
 
 GRAPH, ITEMS, GOLDEN, TITLES = "rank.onnx", "items.npz", "golden.npz", "titles.json"
 MAX_ABS_ERROR = 1e-3

@@ -58,10 +58,7 @@ class ItemTable:
         self.ctr = ctr  # [1 + surfaces, n + 1], row 0 over all surfaces
         self.created_ms = created_ms  # [n + 1]
         self.surfaces = tuple(surfaces)
-        self._surface_ctr: dict[str, Int32Array] = {
-            name: ctr[at + 1] for at, name in enumerate(self.surfaces)
-        }
-        self._all_ctr: Int32Array = ctr[0]
+        self._ctr_column = {name: at + 1 for at, name in enumerate(self.surfaces)}
         self._last = max(len(id_hash) - 1, 0)
         self._hot: dict[str, int] = {}
 
@@ -122,10 +119,9 @@ class ItemTable:
             self._hot.update(zip(compress(ids, known), found[known].tolist(), strict=True))
         return found
 
-    def surface_ctr(self, surface: str) -> Int32Array:
-        """Rows of click-through on this surface, or over all if not told apart: [n + 1]."""
-        rows = self._surface_ctr.get(surface)
-        return self._all_ctr if rows is None else rows
+    def ctr_column(self, surface: str) -> int:
+        """The row of `ctr` that tells of this surface, 0 if none does."""
+        return self._ctr_column.get(surface, 0)
 
     def to_bytes(self, space: RowSpace) -> bytes:
         """The table as one npz file, with the row space it was made for."""

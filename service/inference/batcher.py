@@ -9,27 +9,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from service.bundle import BatchSpec, InputSpec
-from service.domain import BackendName, Float32Array, Int32Array, Priority
-from service.encoding.history import CONTEXT_WIDTH, HISTORY_WIDTH, History
-from service.encoding.items import CANDIDATE_WIDTH
-from service.errors import BackendFault, DeadlineExceeded, Overloaded
-from service.inference.backends.base import Batch
+from service.bundle import BatchSpec, OutputSpec
+from service.domain import BackendName, Int64Array, Priority
+from service.encoding.batch import Batch
+from service.encoding.history import Person
+from service.encoding.slate import Slate, blend
+from service.errors import BackendFault, BackendRecoverable, DeadlineExceeded, Overloaded
 from service.inference.cost import CostModel
 from service.inference.executor import Executor, Scored
 
+Encode = Callable[[Sequence[Person], Sequence[Slate]], tuple[Batch, Int64Array]]
 _PRIORITIES: tuple[Priority, ...] = ("interactive", "batch", "shadow")
 
 
 class JobScores(msgspec.Struct, frozen=True):
     """One job's share of a scored batch."""
 
-    logits: Float32Array  # [tiles, T, 2]
+    scores: NDArray[np.float64]  # [candidates]
+    unknown: int
+    """Candidates that the item table does not hold."""
     backend: BackendName
     precision: str
     rung: int
@@ -38,10 +42,11 @@ class JobScores(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, eq=False):
-    """One request's tensors, waiting for the engine."""
+    """One request, waiting for the engine."""
 
-    history: History
-    tiles: Int32Array  # [tiles, T, 9]
+    person: Person
+    slate: Slate
+    tiles: int
     deadline_s: float
     """On the monotonic clock."""
     future: asyncio.Future[JobScores]
@@ -64,7 +69,9 @@ class MicroBatcher:
         self,
         *,
         executor: Executor,
-        inputs: InputSpec,
+        encode: Encode,
+        output: OutputSpec,
+        tile_width: int,
         limits: BatchSpec,
         max_queue_s: float,
         report: Callable[[BatchReport], None] = lambda _: None,
@@ -72,6 +79,9 @@ class MicroBatcher:
     ) -> None:
         self.cost = CostModel(limits.tile_buckets)
         self._executor = executor
+        self._encode = encode
+        self._output = output
+        self._tile_width = tile_width
         self._max_tiles = limits.tile_buckets[-1]
         self._max_users = limits.max_users
         # a batch of lower priority stays small: an interactive job may have to wait for it
@@ -84,7 +94,6 @@ class MicroBatcher:
         self._running: tuple[float, float] | None = None  # started, predicted seconds
         self._seal_scheduled = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._staging = _Staging(inputs, limits)
 
     @property
     def queued_tiles(self) -> int:
@@ -109,20 +118,21 @@ class MicroBatcher:
             raise Overloaded(f"the queue needs {wait * 1e3:.0f} ms", retry_after_s=max(1.0, wait))
 
     def submit(
-        self, history: History, tiles: Int32Array, *, deadline_s: float, priority: Priority
+        self, person: Person, slate: Slate, *, deadline_s: float, priority: Priority
     ) -> asyncio.Future[JobScores]:
         """Queue a whole slate; raises Overloaded.
 
         The future may raise DeadlineExceeded or BackendFault. Cancelling it takes the job
         out of the queue.
         """
-        self.check(len(tiles), deadline_s)
+        tiles = slate.tiles(self._tile_width)
+        self.check(tiles, deadline_s)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         future: asyncio.Future[JobScores] = self._loop.create_future()
-        job = Job(history, tiles, deadline_s, future, self._clock())
+        job = Job(person, slate, tiles, deadline_s, future, self._clock())
         self._queues[priority].append(job)
-        self._queued_tiles += len(tiles)
+        self._queued_tiles += tiles
         if self._running is None and not self._seal_scheduled:
             # jobs that arrive in this turn of the loop share the batch
             self._seal_scheduled = True
@@ -136,15 +146,20 @@ class MicroBatcher:
         jobs = self._take()
         if not jobs:
             return
-        tiles = sum(len(job.tiles) for job in jobs)
+        tiles = sum(job.tiles for job in jobs)
         sealed_s = self._clock()
+        try:
+            batch, unknown = self._encode([job.person for job in jobs], [job.slate for job in jobs])
+        except Exception as error:  # noqa: BLE001  the batch loop's boundary: one batch fails
+            self._fail(jobs, error)
+            self._seal()
+            return
         self._running = sealed_s, self.cost.predict_s(tiles)
-        batch = self._staging.fill(jobs)
         loop = self._loop
         assert loop is not None
 
         def done(result: Scored | BackendFault) -> None:
-            loop.call_soon_threadsafe(self._finish, jobs, tiles, sealed_s, result)
+            loop.call_soon_threadsafe(self._finish, jobs, unknown, sealed_s, result)
 
         self._executor.submit(batch, done)
 
@@ -156,13 +171,13 @@ class MicroBatcher:
             room = self._max_tiles if priority == "interactive" else self._max_low_tiles
             while queue and len(jobs) < self._max_users:
                 job = queue[0]
-                if jobs and len(job.tiles) > room:
+                if jobs and job.tiles > room:
                     break
                 queue.popleft()
-                self._queued_tiles -= len(job.tiles)
+                self._queued_tiles -= job.tiles
                 if self._still_wanted(job, alone=not jobs):
                     jobs.append(job)
-                    room -= len(job.tiles)
+                    room -= job.tiles
             if jobs:
                 break
         return jobs
@@ -172,72 +187,47 @@ class MicroBatcher:
             return False
         # the first job of a batch runs whatever is predicted, so that a prediction
         # which a stall has spoilt is corrected by the next measurement
-        cost_s = 0.0 if alone else self.cost.predict_s(len(job.tiles))
+        cost_s = 0.0 if alone else self.cost.predict_s(job.tiles)
         if self._clock() + cost_s > job.deadline_s:
             job.future.set_exception(DeadlineExceeded("the deadline came in the queue"))
             return False
         return True
 
     def _finish(
-        self, jobs: list[Job], tiles: int, sealed_s: float, result: Scored | BackendFault
+        self, jobs: list[Job], unknown: Int64Array, sealed_s: float, result: Scored | BackendFault
     ) -> None:
         self._running = None
-        self._seal()
-        failed = not isinstance(result, Scored)
-        seconds = self._clock() - sealed_s if isinstance(result, BackendFault) else result.seconds
-        if not failed:
-            self.cost.learn(tiles, seconds)
+        self._seal()  # first of all, keep the engine busy
+        tiles = sum(job.tiles for job in jobs)
+        if isinstance(result, BackendFault):
+            self._fail(jobs, result)
+            self._report(BatchReport(len(jobs), tiles, self._clock() - sealed_s, failed=True))
+            return
+        self.cost.learn(tiles, result.seconds)
+        scores = blend(result.logits, self._output)  # [tiles, T]
         at = 0
-        for job in jobs:
-            end = at + len(job.tiles)
+        for job, missing in zip(jobs, unknown.tolist(), strict=True):
+            end = at + job.tiles
             if not job.future.done():
-                if isinstance(result, Scored):
-                    job.future.set_result(
-                        JobScores(
-                            result.logits[at:end],
-                            result.backend,
-                            result.precision,
-                            result.rung,
-                            result.started_s - job.queued_s,
-                            result.seconds,
-                        )
+                job.future.set_result(
+                    JobScores(
+                        scores[at:end].ravel()[: len(job.slate.ids)],
+                        missing,
+                        result.backend,
+                        result.precision,
+                        result.rung,
+                        result.started_s - job.queued_s,
+                        result.seconds,
                     )
-                else:
-                    job.future.set_exception(type(result)(*result.args))
+                )
             at = end
-        self._report(BatchReport(len(jobs), tiles, seconds, failed))
+        self._report(BatchReport(len(jobs), tiles, result.seconds, failed=False))
 
-
-class _Staging:
-    """The arrays in which batches are formed, used again for every batch."""
-
-    def __init__(self, inputs: InputSpec, limits: BatchSpec) -> None:
-        users, tiles, length = limits.max_users, limits.tile_buckets[-1], inputs.history_len
-        self._hist_ids = np.zeros((users, length, HISTORY_WIDTH), np.int32)
-        self._hist_age = np.zeros((users, length), np.int32)
-        self._hist_mask = np.zeros((users, length), np.float32)
-        self._ctx_ids = np.zeros((users, CONTEXT_WIDTH), np.int32)
-        self._cand_ids = np.zeros((tiles, inputs.tile_width, CANDIDATE_WIDTH), np.int32)
-        self._tile_user = np.zeros(tiles, np.int32)
-
-    def fill(self, jobs: list[Job]) -> Batch:
-        """Views of exactly the jobs' size; valid until the next call."""
-        end = 0
-        for user, job in enumerate(jobs):
-            history = job.history
-            self._hist_ids[user] = history.ids
-            self._hist_age[user] = history.age
-            self._hist_mask[user] = history.mask
-            self._ctx_ids[user] = history.context
-            start, end = end, end + len(job.tiles)
-            self._cand_ids[start:end] = job.tiles
-            self._tile_user[start:end] = user
-        users = len(jobs)
-        return Batch(
-            self._hist_ids[:users],
-            self._hist_age[:users],
-            self._hist_mask[:users],
-            self._ctx_ids[:users],
-            self._cand_ids[:end],
-            self._tile_user[:end],
-        )
+    @staticmethod
+    def _fail(jobs: list[Job], error: Exception) -> None:
+        """Fail a batch as one; each caller gets an exception of its own."""
+        for job in jobs:
+            if not job.future.done():
+                fault = BackendRecoverable(f"{type(error).__name__}: {error}")
+                fault.__cause__ = error
+                job.future.set_exception(fault)

@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 
 from service.domain import BackendName, Float32Array
+from service.encoding.batch import Batch
 from service.errors import BackendFault, BackendRecoverable
-from service.inference.backends.base import Backend, Batch
+from service.inference.backends.base import Backend
 
 
 class Scored(msgspec.Struct, frozen=True):

@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain import (
-    EMPTY_STATE,
     DegradedReason,
     Int64Array,
     ItemFeatures,
     UserState,
 )
-from service.encoding.history import encode_history
-from service.encoding.slate import encode_slate, merge, prior_order
+from service.encoding.history import Person
+from service.encoding.slate import Slate, best, prior_order
 from service.errors import (
     BackendFault,
     DeadlineExceeded,
@@ -131,11 +130,12 @@ class Ranker:
     async def _score(
         self, request: _Request, version: LoadedVersion
     ) -> tuple[Int64Array, NDArray[np.float64]]:
-        """The straight line: check, signals, encode, batch, merge."""
+        """The straight line: check, signals, batch, order."""
         query, slate, ranking = request.query, request.slate, request.ranking
         deadline, now_ms = request.deadline, request.now_ms
-        table, space, batcher = version.table, version.space, version.batcher
-        batcher.check(-(-len(slate.ids) // space.spec.tile_width), deadline.at_s)
+        batcher = version.batcher
+        shown = Slate(slate.ids, slate.features, query.context.surface, now_ms)
+        batcher.check(shown.tiles(version.space.spec.tile_width), deadline.at_s)
 
         started = time.monotonic()
         state = await self._fetch(request)
@@ -144,34 +144,27 @@ class Ranker:
         if not query.allow_degraded and ranking.degraded:
             raise SignalsMissing(f"the user's signals are not at hand: {ranking.degraded[0]}")
 
-        history = encode_history(
-            state.signals, state.profile, query.context, now_ms=now_ms, table=table, space=space
-        )
-        encoded = encode_slate(
-            slate.ids,
-            slate.features,
-            surface=query.context.surface,
-            now_ms=now_ms,
-            table=table,
-            space=space,
-        )
-        if encoded.unknown:
-            ranking.degraded.append("unknown_items")
         future = batcher.submit(
-            history, encoded.tiles, deadline_s=deadline.at_s, priority=query.priority
+            Person(state.signals, state.profile, query.context, now_ms),
+            shown,
+            deadline_s=deadline.at_s,
+            priority=query.priority,
         )
         scored = await _before(deadline, future)
         ranking.times.queue_s = scored.queue_s
         ranking.times.inference_s = scored.inference_s
         ranking.backend, ranking.precision = scored.backend, scored.precision
+        if scored.unknown:
+            ranking.degraded.append("unknown_items")
         if scored.rung:
             ranking.degraded.append("fallback_backend")
-        return merge(scored.logits, encoded.count, version.manifest.output, top_n=request.top_n)
+        return best(scored.scores, top_n=request.top_n)
 
     async def _fetch(self, request: _Request) -> UserState:
-        budget_s = min(self._signals_budget_s, request.deadline.left_s() * _SIGNALS_SHARE)
-        if budget_s <= 0:
-            return EMPTY_STATE
+        left_s = request.deadline.left_s()
+        if left_s <= 0:
+            raise DeadlineExceeded("the deadline had passed on arrival")
+        budget_s = min(self._signals_budget_s, left_s * _SIGNALS_SHARE)
         token = request.query.min_signal_token
         return await self._signals.fetch(request.user, token=token, budget_s=budget_s)
 

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Bundle
+from service.encoding.batch import Batch
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
 from service.errors import BackendFault, GoldenFault, ManifestFault
-from service.inference.backends.base import Batch
 from service.inference.backends.onnx import OnnxCpu
-from service.inference.batcher import BatchReport, MicroBatcher
+from service.inference.batcher import BatchReport
 from service.inference.executor import Executor
 from service.versions.loaded import LoadedVersion
 
@@ -42,20 +42,19 @@ def open_version(
     executor = Executor([backend], name=manifest.version)
     try:
         check_golden(executor, golden, expected, manifest.golden.max_abs_error)
-        batcher = MicroBatcher(
+        version = LoadedVersion(
+            manifest=manifest,
+            space=space,
+            table=table,
             executor=executor,
-            inputs=manifest.input,
-            limits=manifest.batch,
             max_queue_s=max_queue_s,
             report=report,
         )
-        _warm(executor, batcher, golden, manifest.batch.tile_buckets, manifest.batch.max_users)
+        _warm(version, golden)
     except BaseException:
         executor.close()
         raise
-    return LoadedVersion(
-        manifest=manifest, space=space, table=table, executor=executor, batcher=batcher
-    )
+    return version
 
 
 def _best_graph(graphs: dict[str, str]) -> tuple[str, str]:
@@ -91,16 +90,11 @@ def check_golden(
         )
 
 
-def _warm(
-    executor: Executor,
-    batcher: MicroBatcher,
-    golden: Batch,
-    buckets: tuple[int, ...],
-    max_users: int,
-) -> None:
+def _warm(version: LoadedVersion, golden: Batch) -> None:
     """Run every bucket, made of golden rows, and let the cost model learn from it."""
-    for bucket in buckets:
-        users = np.arange(min(bucket, max_users)) % len(golden.hist_ids)
+    limits = version.manifest.batch
+    for bucket in limits.tile_buckets:
+        users = np.arange(min(bucket, limits.max_users)) % len(golden.hist_ids)
         batch = Batch(
             golden.hist_ids[users],
             golden.hist_age[users],
@@ -111,6 +105,6 @@ def _warm(
         )
         for _ in range(_WARM_RUNS):
             started = time.monotonic()
-            executor.run(batch)
+            version.executor.run(batch)
             seconds = time.monotonic() - started
-        batcher.cost.learn(bucket, seconds)
+        version.batcher.cost.learn(bucket, seconds)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from service.bundle import Manifest
+from service.domain import Int64Array
+from service.encoding.batch import Batch, encode_batch
+from service.encoding.history import Person
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
+from service.encoding.slate import Slate
 from service.errors import NotFound, NotReady
-from service.inference.batcher import MicroBatcher
+from service.inference.batcher import BatchReport, MicroBatcher
 from service.inference.executor import Executor
 
 STABLE = "stable"
@@ -26,16 +30,31 @@ class LoadedVersion:
         space: RowSpace,
         table: ItemTable,
         executor: Executor,
-        batcher: MicroBatcher,
+        max_queue_s: float,
+        report: Callable[[BatchReport], None],
     ) -> None:
         self.manifest = manifest
         self.space = space
         self.table = table
+        """May be replaced by a newer one of the same row space at any time."""
         self.executor = executor
-        self.batcher = batcher
+        self.batcher = MicroBatcher(
+            executor=executor,
+            encode=self._encode,
+            output=manifest.output,
+            tile_width=manifest.input.tile_width,
+            limits=manifest.batch,
+            max_queue_s=max_queue_s,
+            report=report,
+        )
         self._leases = 0
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def _encode(
+        self, people: Sequence[Person], slates: Sequence[Slate]
+    ) -> tuple[Batch, Int64Array]:
+        return encode_batch(people, slates, table=self.table, space=self.space)
 
     @property
     def name(self) -> str:

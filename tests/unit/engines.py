@@ -6,14 +6,15 @@ from collections.abc import Callable
 import numpy as np
 
 from service.domain import BackendName, Float32Array
+from service.encoding.batch import Batch
 from service.encoding.items import ITEM1
-from service.inference.backends.base import Batch
 
 
 def echo(batch: Batch) -> Float32Array:
-    """Each candidate's first item row as its click logit: says whose scores these are."""
+    """Each candidate's first item row, in millionths, as its click probability."""
     logits = np.zeros((*batch.cand_ids.shape[:2], 2), np.float32)
-    logits[..., 0] = batch.cand_ids[..., ITEM1]
+    share = np.maximum(batch.cand_ids[..., ITEM1], 0.4) / 1e6
+    logits[..., 0] = np.log(share / (1 - share))
     return logits
 
 

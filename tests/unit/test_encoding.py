@@ -11,10 +11,24 @@ from service.bundle import InputSpec, OutputSpec
 from service.domain import EMPTY_CONTEXT, EMPTY_PROFILE, Context, ItemFeatures, Profile, Signal
 from service.encoding import items as i
 from service.encoding import rows as r
-from service.encoding.history import MASKED, VISIT_MS, History, encode_history, fold
+from service.encoding.history import (
+    MASKED,
+    VISIT_MS,
+    EncodedPeople,
+    Person,
+    encode_people,
+    fold,
+)
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
-from service.encoding.slate import Slate, encode_slate, merge, prior_order
+from service.encoding.slate import (
+    EncodedSlates,
+    Slate,
+    best,
+    blend,
+    encode_slates,
+    prior_order,
+)
 from service.errors import ManifestFault
 from tests.unit.conftest import NOW_MS
 
@@ -26,15 +40,19 @@ class Encoder:
     table: ItemTable
     space: RowSpace
 
-    def slate(self, ids: list[str], features: list[ItemFeatures | None] | None = None) -> Slate:
-        return encode_slate(
-            ids, features, surface="home", now_ms=NOW_MS, table=self.table, space=self.space
-        )
+    def slates(self, *slates: Slate) -> EncodedSlates:
+        return encode_slates(slates, table=self.table, space=self.space)
 
-    def history(self, signals: list[Signal], profile: Profile = EMPTY_PROFILE) -> History:
-        return encode_history(
-            signals, profile, EMPTY_CONTEXT, now_ms=NOW_MS, table=self.table, space=self.space
-        )
+    def slate(
+        self, ids: list[str], features: list[ItemFeatures | None] | None = None
+    ) -> EncodedSlates:
+        return self.slates(Slate(ids, features, "home", NOW_MS))
+
+    def people(self, *people: Person) -> EncodedPeople:
+        return encode_people(people, table=self.table, space=self.space)
+
+    def history(self, signals: list[Signal], profile: Profile = EMPTY_PROFILE) -> EncodedPeople:
+        return self.people(Person(signals, profile, EMPTY_CONTEXT, NOW_MS))
 
 
 @pytest.fixture
@@ -94,14 +112,14 @@ def test_a_damaged_table_is_refused(table: ItemTable, space: RowSpace, cut: int)
 def test_a_slate_is_cut_into_padded_tiles(encoder: Encoder) -> None:
     slate = encoder.slate([f"item-{k}" for k in range(6)])
     assert slate.tiles.shape == (2, 4, i.CANDIDATE_WIDTH)
-    assert slate.count == 6
+    assert slate.tile_slate.tolist() == [0, 0]
     assert not slate.tiles.reshape(-1, i.CANDIDATE_WIDTH)[6:].any()
     assert (slate.tiles.reshape(-1, i.CANDIDATE_WIDTH)[:6] > 0).all()
 
 
 def test_unknown_candidates_are_counted_and_unknown_times_are_unknown(encoder: Encoder) -> None:
     slate = encoder.slate(["item-3", "nowhere"])
-    assert slate.unknown == 1
+    assert slate.unknown.tolist() == [1]
     assert slate.tiles[0, 0, i.ITEM_AGE] == r.UNKNOWN_ROW
     assert slate.tiles[0, 1, i.ITEM_AGE] == r.UNKNOWN_ROW
     assert slate.tiles[0, 1, i.CTR] == r.UNKNOWN_ROW
@@ -151,12 +169,12 @@ def test_only_the_newest_signals_are_kept(encoder: Encoder) -> None:
     history = encoder.history(signals)
     assert (history.mask == 0).all()
     last = encoder.table.rows[encoder.table.find(encoder.space.hash_ids(["item-7"], 1))[0]]
-    assert history.ids[-1, 0] == last[i.ITEM1]
+    assert history.ids[0, -1, 0] == last[i.ITEM1]
 
 
 def test_segments_beyond_the_slots_are_left_out(encoder: Encoder) -> None:
     profile = Profile(tuple(f"s{k}" for k in range(40)))
-    context = encoder.history([], profile).context
+    context = encoder.history([], profile).context[0]
     assert context.shape == (16,)
     assert context[15] == encoder.space.word_row("segment", "s11")
 
@@ -182,13 +200,42 @@ def test_folding_never_keeps_more_than_asked(events: list[tuple[str, int]]) -> N
         assert any(signal.item_id == events[-1][0] for signal in signals)
 
 
-def test_merge_orders_by_score_and_ties_by_input_index() -> None:
-    logits = np.zeros((2, 4, 2), np.float32)
-    logits[0, 2, 0] = 3.0
-    order, scores = merge(logits, 6, OutputSpec(), top_n=4)
+def test_the_best_come_first_and_ties_keep_the_input_order() -> None:
+    logits = np.zeros((6, 2), np.float32)
+    logits[2, 0] = 3.0
+    order, scores = best(blend(logits, OutputSpec()), top_n=4)
     assert order.tolist() == [2, 0, 1, 3]
-    assert scores[0] == pytest.approx(0.952574)
+    assert scores[0] == 0.952574
     assert scores[1] == 0.5
+
+
+def test_a_batch_is_encoded_as_each_of_its_requests_alone(encoder: Encoder) -> None:
+    people = [
+        Person(
+            [Signal(f"item-{k}", "click", NOW_MS - 60_000 * ((k * 7) % 11)) for k in range(count)],
+            Profile((f"segment-{count}",)),
+            Context(surface="home" if count % 2 else "elsewhere"),
+            NOW_MS + count,
+        )
+        for count in (0, 5, 12, 1, 8)
+    ]
+    slates = [
+        Slate([f"item-{k}" for k in range(count)], None, surface, NOW_MS + count)
+        for count, surface in ((4, "home"), (1, ""), (9, "elsewhere"), (8, "home"), (3, "home"))
+    ]
+    together = encoder.people(*people)
+    for at, person in enumerate(people):
+        for whole, alone in zip(
+            msgspec.structs.astuple(together),
+            msgspec.structs.astuple(encoder.people(person)),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(whole[at], alone[0])
+    packed = encoder.slates(*slates)
+    for at, slate in enumerate(slates):
+        alone_tiles = encoder.slates(slate)
+        np.testing.assert_array_equal(packed.tiles[packed.tile_slate == at], alone_tiles.tiles)
+        assert packed.unknown[at] == alone_tiles.unknown[0]
 
 
 def test_prior_order_puts_items_without_a_prior_last_as_they_came() -> None:
@@ -201,9 +248,8 @@ def test_prior_order_puts_items_without_a_prior_last_as_they_came() -> None:
 @pytest.mark.parametrize("surface", ["", "home"])
 def test_context_words_reach_their_slots(space: RowSpace, table: ItemTable, surface: str) -> None:
     context = Context(surface=surface, device="phone", locale="de", segments=("vip",))
-    encoded = encode_history(
-        [], Profile(("sporty",)), context, now_ms=NOW_MS, table=table, space=space
-    ).context
+    person = Person([], Profile(("sporty",)), context, NOW_MS)
+    encoded = encode_people([person], table=table, space=space).context[0]
     assert encoded[0] == space.word_row("surface", surface)
     assert encoded[1] == space.word_row("device", "phone")
     assert encoded[3] == r.hour_row(NOW_MS)

@@ -8,8 +8,8 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from service.domain import BackendName, Float32Array
+from service.encoding.batch import Batch
 from service.errors import BackendRecoverable, ManifestFault
-from service.inference.backends.base import Batch
 
 PROVIDER = "CPUExecutionProvider"
 
