@@ -292,10 +292,13 @@ class Client:
             task.add_done_callback(self._opening.discard)
 
     async def _open_for_waiting(self) -> None:
+        opening = asyncio.current_task()
+        assert opening is not None
         try:
             connection = await self._connect()
         except OSError:
-            nobody_else = not self._open and len(self._opening) == 1
+            self._opening.discard(opening)
+            nobody_else = not self._open and not self._opening
             for _ in range(len(self._waiting) if nobody_else else min(1, len(self._waiting))):
                 self._waiting.popleft().finish(fault="refused")
         else:

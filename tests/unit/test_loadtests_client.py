@@ -33,8 +33,8 @@ async def client_of(
         yield client
     finally:
         await client.close()
-        server.close()
         await asyncio.sleep(0.01)  # lets a conversation begin whose connection was just accepted
+        server.close()
         await asyncio.gather(*filter(None, conversations))
 
 
