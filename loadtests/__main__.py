@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from loadtests import bench, trivial
+from loadtests.commands import bench
+from loadtests.driving import trivial
 
 _COMMANDS = {
     "bench": (bench, "capacity and CPU a request of the service, against its bare engine"),

