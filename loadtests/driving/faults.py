@@ -123,7 +123,7 @@ async def apply(
     try:
         match entry:
             case Http():
-                result = await _call(entry, target)
+                result = await call(entry, target)
             case Signal():
                 os.kill(processes[entry.process], getattr(signal, f"SIG{entry.signal}"))
                 result = "sent"
@@ -152,7 +152,8 @@ async def _hold(pid: int, for_s: float) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-async def _call(entry: Http, target: Target) -> str:
+async def call(entry: Http, target: Target) -> str:
+    """Do one HTTP entry now; what came of it, in words."""
     client = Client(
         Target.parse(entry.url) if entry.url else target, max_connections=1, timeout_s=60
     )

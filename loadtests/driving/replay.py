@@ -19,7 +19,7 @@ from loadtests.driving import faults, generator
 from loadtests.driving.generator import Order, Pulse
 from loadtests.driving.samples import Description, Run, RunFault, Samples, machine
 from loadtests.driving.spool import Spool, Wire
-from loadtests.traces.format import Record
+from loadtests.traces.trace import Record
 
 _LEAD_S = 0.3
 """From the word to start until time 0 of the trace."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtests.driving.client import Target
-from loadtests.traces.format import Kind, Record
+from loadtests.traces.trace import Kind, Record
 
 KINDS: tuple[Kind, ...] = ("rank", "event", "http")
 STAMP_DIGITS = 13

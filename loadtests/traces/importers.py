@@ -1,7 +1,7 @@
 """Traces from what others recorded: nginx logs, GoReplay files, HAR, Mooncake JSON lines.
 
 Each importer yields records in the source's order with absolute times in milliseconds;
-`format.in_order` makes a trace of them. A line that cannot be read is a TraceFault.
+`trace.in_order` makes a trace of them. A line that cannot be read is a TraceFault.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import httptools
 import msgspec
 
-from loadtests.traces.format import Record, TraceFault, open_bytes
+from loadtests.traces.trace import Record, TraceFault, open_bytes
 
 _NGINX = re.compile(
     r'(?P<who>\S+) \S+ \S+ \[(?P<when>[^\]]+)\] "(?P<method>[A-Z]+) (?P<path>\S+)[^"]*" \d{3} '

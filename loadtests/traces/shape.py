@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from loadtests.traces.arrivals import FloatArray
-from loadtests.traces.format import Record, TraceFault, at, in_order
+from loadtests.traces.trace import Record, TraceFault, at, in_order
 
 
 def times_s(records: Sequence[Record]) -> FloatArray:

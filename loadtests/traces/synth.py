@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtests.traces.arrivals import FloatArray
-from loadtests.traces.format import Record, TraceFault, open_bytes
+from loadtests.traces.trace import Record, TraceFault, open_bytes
 
 T = TypeVar("T")
 _TAR_SUFFIXES = (".tbz2", ".tar.bz2", ".tar.gz", ".tgz", ".tar")
@@ -67,8 +67,8 @@ def records(times_s: FloatArray, people: Population, *, seed: int) -> Iterator[R
             deadline_ms=people.deadline_ms,
         )
         if clicked[i]:
-            click_ms = round(now_ms + think_s[i] * 1e3, 3)
-            done_ms = round(click_ms + dwell_s[i] * 1e3, 3)
+            click_ms = round(now_ms + float(think_s[i]) * 1e3, 3)
+            done_ms = round(click_ms + float(dwell_s[i]) * 1e3, 3)
             stay_ms = int(dwell_s[i] * 1e3)
             click = Record(timestamp=click_ms, user=user, event="click")
             dwell = Record(timestamp=done_ms, user=user, event="dwell", dwell_ms=stay_ms)

@@ -6,7 +6,6 @@ by a keyed hash before anything is kept; without the key nobody can link them ba
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import queue
 import threading
@@ -17,7 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
-from loadtests.traces.format import Record, open_bytes
+from loadtests.traces.trace import Record, open_bytes
 
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
@@ -111,10 +110,10 @@ class Tap:
 
         await self._app(scope, listen, send)
 
-    async def close(self) -> None:
-        """Write what is queued and close the file."""
-        await asyncio.to_thread(self._queue.put, None)
-        await asyncio.to_thread(self._thread.join)
+    def close(self) -> None:
+        """Write what is queued and close the file; waits for both."""
+        self._queue.put(None)
+        self._thread.join()
 
     def _put(self, entry: tuple[float, str, bytes]) -> None:
         try:
