@@ -78,6 +78,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     item_table: str
     golden: GoldenSpec
     files: dict[str, FileEntry]
+    sample_items: tuple[str, ...] = ()
+    """A few known ids, for a first request."""
     metrics: dict[str, Any] = {}
     provenance: dict[str, Any] = {}
 

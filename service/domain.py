@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -13,7 +13,11 @@ Int64Array = NDArray[np.int64]
 UInt64Array = NDArray[np.uint64]
 Float32Array = NDArray[np.float32]
 
+Millis = Annotated[int, msgspec.Meta(ge=0, le=10**14 - 1)]
+"""Times since 1970 and durations; at most 14 digits, which Lua's JSON writes exactly."""
+
 Action = Literal["click", "dwell"]
+EventType = Literal["impression", "click", "dwell"]
 Priority = Literal["interactive", "batch", "shadow"]
 DegradedReason = Literal[
     "fallback_backend",
@@ -29,14 +33,27 @@ BackendName = Literal["tensorrt", "onnxruntime", "openvino", "prior"]
 Outcome = Literal["ok", "degraded", "invalid", "overloaded", "expired", "cancelled", "failed"]
 
 
-class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
+class Signal(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One visit of a user to an item, as the JSON record in Redis: `{"i","a","t","d","s"}`."""
 
     item_id: str = msgspec.field(name="i")
     action: Action = msgspec.field(name="a")
-    at_ms: int = msgspec.field(name="t")
-    dwell_ms: int = msgspec.field(name="d", default=0)
+    at_ms: Millis = msgspec.field(name="t")
+    dwell_ms: Millis = msgspec.field(name="d", default=0)
     surface: str = msgspec.field(name="s", default="")
+
+
+class Event(msgspec.Struct, frozen=True):
+    """What a user did with an item, as its producer reports it."""
+
+    user: str
+    item_id: str
+    type: EventType
+    at_ms: Millis
+    dwell_ms: Millis = 0
+    event_id: str | None = None
+    """The producer's key against duplicates."""
+    surface: str = ""
 
 
 class Profile(msgspec.Struct, frozen=True):

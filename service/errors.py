@@ -3,11 +3,16 @@
 RankerError
 ├── RequestFault          the caller's mistake: says which field, and why
 │   ├── NotFound          an unknown model, version or label
-│   └── TooLarge          a body over the limit
+│   ├── MalformedBody     not the JSON that it claims to be
+│   ├── TooLarge          a body over the limit
+│   ├── Unauthenticated   no credentials
+│   └── Forbidden         wrong credentials
 ├── Refusal               a valid request that is not served now
 │   ├── Overloaded        the queue would miss the deadline
 │   ├── DeadlineExceeded  the deadline came first
-│   └── NotReady          no warm version, or draining
+│   ├── NotReady          no warm version, or draining
+│   ├── SignalsMissing    fresh signals were insisted on and are not at hand
+│   └── QuotaExceeded     this client's own limit
 ├── SignalFault           Redis is away, slow or wrong: degrades, never a 5xx on /rank
 ├── BackendFault          an engine failed
 │   ├── BackendRecoverable   the next batch may succeed
@@ -45,6 +50,14 @@ class TooLarge(RequestFault):
     """The body is larger than the limit."""
 
 
+class Unauthenticated(RequestFault):
+    """The route needs credentials, and none came."""
+
+
+class Forbidden(RequestFault):
+    """The credentials are not the right ones."""
+
+
 class Refusal(RankerError):
     """A valid request that is not served now; `retry_after_s` says when to come back."""
 
@@ -64,6 +77,14 @@ class DeadlineExceeded(Refusal):
 
 class NotReady(Refusal):
     """No version is warm, or the service is draining."""
+
+
+class SignalsMissing(Refusal):
+    """Fresh signals were insisted on and are not at hand."""
+
+
+class QuotaExceeded(Refusal):
+    """This client has used its quota up."""
 
 
 class SignalFault(RankerError):

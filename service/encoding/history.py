@@ -6,20 +6,24 @@ Training and serving share this module, so encoding cannot drift between them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, compress
 from operator import attrgetter
 
 import msgspec
 import numpy as np
 
 from service.domain import (
+    EMPTY_CONTEXT,
+    EMPTY_PROFILE,
     Context,
     Float32Array,
     Int32Array,
+    Int64Array,
     Profile,
     Signal,
 )
 from service.encoding import rows as r
-from service.encoding.items import CATEGORY, ITEM1, ITEM2, ItemTable
+from service.encoding.items import ItemTable
 from service.encoding.rows import PADDING_ROW, UNKNOWN_ROW, RowSpace
 
 HISTORY_WIDTH = 6
@@ -29,6 +33,12 @@ MASKED = -50.0
 VISIT_MS = 30 * 60 * 1000
 VISIT_RECORDS = 16
 
+_GAP_START = r.BLOCK_START["gap"]
+_ACTION_START = {
+    action: r.BLOCK_START["action_dwell"] + at * r.DWELL_BUCKETS
+    for action, at in r.ACTION_INDEX.items()
+}
+
 _item_id = attrgetter("item_id")
 _action = attrgetter("action")
 _at_ms = attrgetter("at_ms")
@@ -36,13 +46,22 @@ _dwell_ms = attrgetter("dwell_ms")
 _surface = attrgetter("surface")
 
 
-class History(msgspec.Struct, frozen=True):
-    """One user's encoded state, L = history_len."""
+class Person(msgspec.Struct, frozen=True):
+    """All that encoding needs to know of whom a slate is for."""
 
-    ids: Int32Array  # [L, 6]
-    age: Int32Array  # [L]
-    mask: Float32Array  # [L]
-    context: Int32Array  # [16]
+    signals: Sequence[Signal]
+    profile: Profile = EMPTY_PROFILE
+    context: Context = EMPTY_CONTEXT
+    now_ms: int = 0
+
+
+class EncodedPeople(msgspec.Struct, frozen=True):
+    """Users' tensors, L = history_len."""
+
+    ids: Int32Array  # [B, L, 6]
+    age: Int32Array  # [B, L]
+    mask: Float32Array  # [B, L]
+    context: Int32Array  # [B, 16]
 
 
 def fold(signals: Sequence[Signal], event: Signal, *, keep: int) -> list[Signal]:
@@ -62,63 +81,67 @@ def fold(signals: Sequence[Signal], event: Signal, *, keep: int) -> list[Signal]
     return [event, *signals][:keep]
 
 
-def encode_history(
-    signals: Sequence[Signal],
-    profile: Profile,
-    context: Context,
-    *,
-    now_ms: int,
-    table: ItemTable,
-    space: RowSpace,
-) -> History:
-    """Encode the newest `history_len` signals, whatever order producers pushed them in."""
+def encode_people(people: Sequence[Person], *, table: ItemTable, space: RowSpace) -> EncodedPeople:
+    """Encode the newest `history_len` signals of each, whatever order they were pushed in.
+
+    All signals of a batch go through numpy together: for short histories the calls, not
+    the elements, are the cost.
+    """
     length = space.spec.history_len
-    ids = np.zeros((length, HISTORY_WIDTH), np.int32)
-    age = np.zeros(length, np.int32)
-    mask = np.full(length, MASKED, np.float32)
-    count = len(signals)
-    if count:
-        at = np.fromiter(map(_at_ms, signals), np.int64, count)
-        if count > 1 and bool((at[1:] > at[:-1]).any()):
-            order = np.argsort(-at, kind="stable")
-            at, signals = at[order], [signals[i] for i in order]
-        if count > length:
-            count, at, signals = length, at[:length], signals[:length]
-        found = table.find(space.hash_ids(map(_item_id, signals), count))
-        known = table.rows.take(found, axis=0)  # [count, 9]
-        ids[:count, 0] = known[:, ITEM1]
-        ids[:count, 1] = known[:, ITEM2]
-        ids[:count, 2] = known[:, CATEGORY]
-        dwell = np.fromiter(map(_dwell_ms, signals), np.int64, count)
-        action = np.fromiter(
-            map(r.ACTION_INDEX.__getitem__, map(_action, signals)), np.int32, count
-        )
-        ids[:count, 3] = (
-            np.searchsorted(r.DWELL_EDGES_MS, dwell, side="right")
-            + action * r.DWELL_BUCKETS
-            + r.BLOCK_START["action_dwell"]
-        )
-        gap = np.searchsorted(r.AGE_EDGES_MS, at[:-1] - at[1:], side="right")
-        ids[: count - 1, 4] = gap + r.BLOCK_START["gap"]
-        ids[count - 1, 4] = UNKNOWN_ROW
-        ids[:count, 5] = [space.word_row("surface", word) for word in map(_surface, signals)]
-        age[:count] = np.searchsorted(r.AGE_EDGES_MS, now_ms - at, side="right")
-        mask[:count] = 0.0
-    return History(ids, age, mask, encode_context(profile, context, now_ms=now_ms, space=space))
+    ids = np.zeros((len(people), length, HISTORY_WIDTH), np.int32)
+    age = np.zeros((len(people), length), np.int32)
+    mask = np.full((len(people), length), MASKED, np.float32)
+    signals, at, user, place = _newest(people, length)
+    if signals:
+        found = table.locate(list(map(_item_id, signals)), space)
+        ids[user, place, :3] = table.rows.take(found, axis=0)[:, :3]  # item 1, item 2, category
+        dwell = np.fromiter(map(_dwell_ms, signals), np.int64, len(signals))
+        start = map(_ACTION_START.__getitem__, map(_action, signals))
+        action = np.fromiter(start, np.int64, len(signals))
+        ids[user, place, 3] = r.DWELL_EDGES_MS.searchsorted(dwell, "right") + action
+        gap = np.full(len(signals), UNKNOWN_ROW)
+        gap[:-1] = r.AGE_EDGES_MS.searchsorted(at[:-1] - at[1:], "right") + _GAP_START
+        gap[:-1][user[1:] != user[:-1]] = UNKNOWN_ROW
+        ids[user, place, 4] = gap
+        ids[user, place, 5] = [space.word_row("surface", word) for word in map(_surface, signals)]
+        now = np.array([person.now_ms for person in people])
+        age[user, place] = r.AGE_EDGES_MS.searchsorted(now[user] - at, "right")
+        mask[user, place] = 0.0
+    return EncodedPeople(ids, age, mask, _contexts(people, space))
 
 
-def encode_context(
-    profile: Profile, context: Context, *, now_ms: int, space: RowSpace
-) -> Int32Array:
-    """Rows of surface, device, locale, hour of the week, then segments: int32 [16]."""
-    word_row = space.word_row
-    words = [
-        word_row("surface", context.surface),
-        word_row("device", context.device),
-        word_row("locale", context.locale),
-        r.hour_row(now_ms),
-    ]
-    segments = (*context.segments, *profile.segments)[: space.spec.segment_slots]
-    words += [word_row("segment", segment) for segment in segments]
-    words += [PADDING_ROW] * (CONTEXT_WIDTH - len(words))
-    return np.array(words, np.int32)
+def _newest(
+    people: Sequence[Person], length: int
+) -> tuple[list[Signal], Int64Array, Int64Array, Int64Array]:
+    """Each one's newest signals, newest first, end to end; their times, users and places."""
+    counts = np.array([len(person.signals) for person in people], np.int64)
+    signals = list(chain.from_iterable(person.signals for person in people))
+    at = np.fromiter(map(_at_ms, signals), np.int64, len(signals))
+    user = np.arange(len(people)).repeat(counts)
+    if ((at[1:] > at[:-1]) & (user[1:] == user[:-1])).any():
+        order = np.lexsort((-at, user))
+        signals, at = [signals[i] for i in order], at[order]
+    place = np.arange(len(signals)) - (counts.cumsum() - counts).repeat(counts)
+    if signals and counts.max() > length:
+        kept = place < length
+        signals = list(compress(signals, kept))
+        at, user, place = at[kept], user[kept], place[kept]
+    return signals, at, user, place
+
+
+def _contexts(people: Sequence[Person], space: RowSpace) -> Int32Array:
+    """Rows of surface, device, locale, hour of the week, then segments: int32 [B, 16]."""
+    word_row, slots = space.word_row, space.spec.segment_slots
+    rows = np.full((len(people), CONTEXT_WIDTH), PADDING_ROW, np.int32)
+    for at, person in enumerate(people):
+        context = person.context
+        segments = (*context.segments, *person.profile.segments)[:slots]
+        words = [
+            word_row("surface", context.surface),
+            word_row("device", context.device),
+            word_row("locale", context.locale),
+            r.hour_row(person.now_ms),
+            *[word_row("segment", segment) for segment in segments],
+        ]
+        rows[at, : len(words)] = words
+    return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from itertools import compress, repeat
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ ITEM1, ITEM2, CATEGORY, AUTHOR, ITEM_AGE, POPULARITY, CTR, DURATION, SURFACE = r
     CANDIDATE_WIDTH
 )
 UNKNOWN_TIME_MS = -(2**60)
+_HOT_IDS = 200_000
 
 
 class ItemColumns(msgspec.Struct, kw_only=True):
@@ -53,11 +55,12 @@ class ItemTable:
     ) -> None:
         self.id_hash = id_hash  # [n]
         self.rows = rows  # [n + 1, 9], a template of cand_ids
-        self.ctr = ctr  # [n + 1, 1 + surfaces], column 0 over all surfaces
+        self.ctr = ctr  # [1 + surfaces, n + 1], row 0 over all surfaces
         self.created_ms = created_ms  # [n + 1]
         self.surfaces = tuple(surfaces)
-        self._ctr_column = {name: i + 1 for i, name in enumerate(self.surfaces)}
+        self._ctr_column = {name: at + 1 for at, name in enumerate(self.surfaces)}
         self._last = max(len(id_hash) - 1, 0)
+        self._hot: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self.id_hash)
@@ -81,14 +84,13 @@ class ItemTable:
             [
                 r.bucket_rows("ctr", r.CTR_EDGES, column)
                 for column in (items.ctr, *items.surface_ctr.values())
-            ],
-            axis=1,
+            ]
         )
         order = np.argsort(hashes)
         return cls(
             id_hash=hashes[order],
-            rows=_with_unknown(rows[order], UNKNOWN_ROW),
-            ctr=_with_unknown(ctr[order], UNKNOWN_ROW),
+            rows=np.pad(rows[order], ((0, 1), (0, 0)), constant_values=UNKNOWN_ROW),
+            ctr=np.pad(ctr[:, order], ((0, 0), (0, 1)), constant_values=UNKNOWN_ROW),
             created_ms=np.append(items.created_ms[order], UNKNOWN_TIME_MS),
             surfaces=tuple(items.surface_ctr),
         )
@@ -102,8 +104,23 @@ class ItemTable:
         at[self.id_hash[at] != hashes] = len(self)
         return at
 
+    def locate(self, ids: Sequence[str], space: RowSpace) -> Int64Array:
+        """Positions of ids, `len(self)` where unknown: int64 [n].
+
+        Ids asked for before are remembered, which halves the cost of a slate of known items.
+        """
+        count = len(ids)
+        found = np.fromiter(map(self._hot.get, ids, repeat(-1)), np.int64, count)
+        if count and found.min() < 0:
+            found = self.find(space.hash_ids(ids, count))
+            if len(self._hot) + count > _HOT_IDS:
+                self._hot.clear()
+            known = found < len(self)
+            self._hot.update(zip(compress(ids, known), found[known].tolist(), strict=True))
+        return found
+
     def ctr_column(self, surface: str) -> int:
-        """The column of `ctr` that tells of this surface, 0 if none does."""
+        """The row of `ctr` that tells of this surface, 0 if none does."""
         return self._ctr_column.get(surface, 0)
 
     def to_bytes(self, space: RowSpace) -> bytes:
@@ -143,17 +160,13 @@ class ItemTable:
         shapes = (self.rows.shape, self.ctr.shape, self.created_ms.shape)
         wanted = (
             (count + 1, CANDIDATE_WIDTH),
-            (count + 1, 1 + len(self.surfaces)),
+            (1 + len(self.surfaces), count + 1),
             (count + 1,),
         )
         if shapes != wanted:
             raise ManifestFault(f"the item table's columns are {shapes}, not {wanted}")
         if count and not bool(np.all(self.id_hash[1:] > self.id_hash[:-1])):
             raise ManifestFault("the item table is not sorted by hashed id")
-
-
-def _with_unknown(rows: Int32Array, value: int) -> Int32Array:
-    return np.concatenate([rows, np.full((1, rows.shape[1]), value, np.int32)])
 
 
 def _fingerprint(space: RowSpace) -> Int64Array:

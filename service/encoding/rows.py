@@ -71,7 +71,7 @@ _ITEM_AGE_ROWS: Int32Array = np.append(
 
 def item_age_rows(age_ms: Int64Array) -> Int32Array:
     """Feature rows of item ages in ms; an age of a century or more is unknown."""
-    return _ITEM_AGE_ROWS[np.searchsorted(ITEM_AGE_EDGES_MS, age_ms, side="right")]
+    return _ITEM_AGE_ROWS.take(ITEM_AGE_EDGES_MS.searchsorted(age_ms, "right"))
 
 
 def bucket_rows(block: str, edges: NDArray[np.float64], values: NDArray[np.float64]) -> Int32Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -17,62 +18,67 @@ from service.encoding.rows import RowSpace
 
 
 class Slate(msgspec.Struct, frozen=True):
-    """An encoded slate: `tiles` is int32 [tiles, T, 9], padded with row 0."""
+    """Candidates in the caller's order, and where and when they will be shown."""
 
-    tiles: Int32Array
-    count: int
-    unknown: int
-    """How many candidates the item table does not hold."""
+    ids: Sequence[str]
+    features: Sequence[ItemFeatures | None] | None = None
+    surface: str = ""
+    now_ms: int = 0
+
+    def tiles(self, tile_width: int) -> int:
+        """How many tiles it is cut into."""
+        return -(-len(self.ids) // tile_width)
 
 
-def encode_slate(
-    ids: Sequence[str],
-    features: Sequence[ItemFeatures | None] | None,
-    *,
-    surface: str,
-    now_ms: int,
-    table: ItemTable,
-    space: RowSpace,
-) -> Slate:
+class EncodedSlates(msgspec.Struct, frozen=True):
+    """Slates' tensors, end to end; each begins with a tile of its own, padded with row 0."""
+
+    tiles: Int32Array  # [N, T, 9]
+    tile_slate: Int32Array  # [N], tile to its slate
+    unknown: Int64Array  # [slates], candidates that the item table does not hold
+
+
+def encode_slates(slates: Sequence[Slate], *, table: ItemTable, space: RowSpace) -> EncodedSlates:
     """Look candidates up, apply the request's own features, and cut into tiles."""
-    count = len(ids)
     width = space.spec.tile_width
-    tile_count = -(-count // width)
-    padded = np.zeros((tile_count * width, CANDIDATE_WIDTH), np.int32)
-    cand = padded[:count]
-    found = table.find(space.hash_ids(ids, count))
-    # mode="clip" lets numpy write to `out` unbuffered; positions are in range by construction
-    np.take(table.rows, found, axis=0, out=cand, mode="clip")
-    cand[:, i.ITEM_AGE] = r.item_age_rows(now_ms - table.created_ms.take(found))
-    cand[:, i.CTR] = table.ctr[found, table.ctr_column(surface)]
-    cand[:, i.SURFACE] = space.word_row("surface", surface)
-    if features is not None:
-        for at, given in enumerate(features):
+    counts = np.array([len(slate.ids) for slate in slates], np.int64)
+    tiles = -(-counts // width)
+    found = table.locate(list(chain.from_iterable(slate.ids for slate in slates)), space)
+    slate_of = np.arange(len(slates)).repeat(counts)
+    now = np.array([slate.now_ms for slate in slates], np.int64)
+    column = np.array([table.ctr_column(slate.surface) for slate in slates], np.int64)
+    surface = np.array([space.word_row("surface", slate.surface) for slate in slates], np.int32)
+    rows = table.rows.take(found, axis=0)  # [candidates, 9]
+    rows[:, i.ITEM_AGE] = r.item_age_rows(now[slate_of] - table.created_ms.take(found))
+    rows[:, i.CTR] = table.ctr[column[slate_of], found]
+    rows[:, i.SURFACE] = surface[slate_of]
+    start = 0
+    for slate in slates:
+        for at, given in enumerate(slate.features or (), start):
             if given is not None:
-                _override(
-                    cand[at],
-                    given,
-                    int(found[at]),
-                    now_ms=now_ms,
-                    table=table,
-                    space=space,
-                )
-    unknown = int(np.count_nonzero(found == len(table)))
-    return Slate(padded.reshape(tile_count, width, CANDIDATE_WIDTH), count, unknown)
+                _override(rows[at], given, int(found[at]), slate.now_ms, table, space)
+        start += len(slate.ids)
+    padded = np.zeros((int(tiles.sum()) * width, CANDIDATE_WIDTH), np.int32)
+    shift = (tiles.cumsum() - tiles) * width - (counts.cumsum() - counts)
+    padded[np.arange(len(rows)) + shift[slate_of]] = rows
+    return EncodedSlates(
+        padded.reshape(-1, width, CANDIDATE_WIDTH),
+        np.arange(len(slates), dtype=np.int32).repeat(tiles),
+        np.bincount(slate_of, found == len(table), len(slates)).astype(np.int64),
+    )
 
 
-def _override(
+def _override(  # noqa: PLR0917  a private step of the loop above
     row: Int32Array,
     given: ItemFeatures,
     position: int,
-    *,
     now_ms: int,
     table: ItemTable,
     space: RowSpace,
 ) -> None:
     if given.surface is not None:
         row[i.SURFACE] = space.word_row("surface", given.surface)
-        row[i.CTR] = table.ctr[position, table.ctr_column(given.surface)]
+        row[i.CTR] = table.ctr[table.ctr_column(given.surface), position]
     if given.category is not None:
         row[i.CATEGORY] = space.word_row("category", given.category)
     if given.author is not None:
@@ -92,22 +98,19 @@ def _bucket(block: str, edges: NDArray[np.float64], value: float) -> int:
 
 
 def blend(logits: Float32Array, output: OutputSpec) -> NDArray[np.float64]:
-    """Scores of logits [..., 2] (click, long dwell): the weighted probabilities, [...]."""
-    odds = np.exp(-np.clip(logits.astype(np.float64), -50, 50))
-    probability = 1.0 / (1.0 + odds)
-    weights = np.array([output.click_weight, output.dwell_weight])
-    return np.asarray(probability @ weights)
+    """Scores of logits [..., 2] (click, long dwell): the weighted probabilities, [...].
 
-
-def merge(
-    logits: Float32Array, count: int, output: OutputSpec, *, top_n: int
-) -> tuple[Int64Array, NDArray[np.float64]]:
-    """The best `top_n` of a slate's tiles [tiles, T, 2]: input indexes and their scores.
-
-    Ties break by input index. Scores are rounded to 6 decimals, the precision promised.
+    Rounded to 6 decimals, which is what an answer shows, so that ties are ties for all.
     """
-    scores = np.round(blend(logits.reshape(-1, 2)[:count], output), 6)
-    order = np.argsort(-scores, kind="stable")[:top_n]
+    # in 64 bits exp overflows to inf for no logit of 32 bits that a network could give
+    probability = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
+    scores = probability @ (output.click_weight, output.dwell_weight)
+    return np.asarray(np.rint(scores * 1e6) / 1e6)
+
+
+def best(scores: NDArray[np.float64], *, top_n: int) -> tuple[Int64Array, NDArray[np.float64]]:
+    """Input indexes of the `top_n` best candidates, and their scores; ties by input index."""
+    order = (-scores).argsort(kind="stable")[:top_n]
     return order, scores[order]
 
 

@@ -1,1 +1,1 @@
-"""Fresh signals and profiles in Redis."""
+"""Fresh signals of users in Redis: read within a budget, written once, forgotten on request."""

@@ -1,23 +1,11 @@
-"""What the batcher asks of an engine, and the arrays that pass between them."""
+"""What the batcher asks of an engine."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-import msgspec
-
-from service.domain import BackendName, Float32Array, Int32Array
-
-
-class Batch(msgspec.Struct, frozen=True):
-    """Tiles of several requests; B users, N tiles, L history_len, T tile_width."""
-
-    hist_ids: Int32Array  # [B, L, 6]
-    hist_age: Int32Array  # [B, L]
-    hist_mask: Float32Array  # [B, L]
-    ctx_ids: Int32Array  # [B, 16]
-    cand_ids: Int32Array  # [N, T, 9]
-    tile_user: Int32Array  # [N], tile to row of its user
+from service.domain import BackendName, Float32Array
+from service.encoding.batch import Batch
 
 
 class Backend(Protocol):

@@ -1,0 +1,121 @@
+"""Packing: a bundle is written into a folder beside its place, then renamed into it."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnxruntime
+
+from models.dataset import Examples
+from models.export import to_onnx
+from models.golden import golden_batch, golden_bytes
+from models.log import Log
+from models.network import Network
+from service.bundle import (
+    SCHEMA,
+    BatchSpec,
+    Bundle,
+    GoldenSpec,
+    Manifest,
+    OutputSpec,
+    describe_files,
+    write_manifest,
+)
+from service.encoding.items import ItemTable
+from service.encoding.rows import RowSpace
+from service.errors import GoldenFault
+from service.encoding.batch import Batch
+
+GRAPH, ITEMS, GOLDEN, TITLES = "rank.onnx", "items.npz", "golden.npz", "titles.json"
+MAX_ABS_ERROR = 1e-3
+DIGEST_LETTERS = 8
+
+
+class Ingredients(msgspec.Struct, frozen=True, kw_only=True):
+    """What a bundle is made of."""
+
+    name: str
+    log: Log
+    network: Network
+    table: ItemTable
+    examples: Examples
+    """Where golden requests are taken from."""
+    output: OutputSpec
+    batch: BatchSpec
+    metrics: dict[str, Any]
+    provenance: dict[str, Any]
+
+
+def pack(parts: Ingredients, store: Path, *, version: str = "") -> Bundle:
+    """Write `store/<name>/<version>`; raises GoldenFault if ONNX Runtime differs from PyTorch.
+
+    A version left out is the day after the log's last event and a digest of the content.
+    """
+    shelf = store / parts.name
+    shelf.mkdir(parents=True, exist_ok=True)
+    space = RowSpace(parts.network.preset.input_spec())
+    golden = golden_batch(parts.examples, max_tiles=parts.batch.tile_buckets[-1])
+    with tempfile.TemporaryDirectory(prefix=".packing-", dir=shelf) as staged:
+        folder = Path(staged) / "bundle"
+        folder.mkdir()
+        (folder / GRAPH).write_bytes(to_onnx(parts.network))
+        (folder / ITEMS).write_bytes(parts.table.to_bytes(space))
+        (folder / GOLDEN).write_bytes(golden_bytes(parts.network, golden))
+        (folder / TITLES).write_text(_titles(parts.log))
+        check_golden(folder / GRAPH, folder / GOLDEN)
+        files = describe_files(folder)
+        day = _last_day(parts.log)
+        content = "".join(entry.sha256 for entry in files.values())
+        digest = hashlib.sha256(content.encode()).hexdigest()[:DIGEST_LETTERS]
+        manifest = Manifest(
+            schema=SCHEMA,
+            name=parts.name,
+            version=version or f"{day}-{digest}",
+            created_at=f"{day}T00:00:00Z",
+            input=space.spec,
+            output=parts.output,
+            batch=parts.batch,
+            graphs={"fp32": GRAPH},
+            item_table=ITEMS,
+            golden=GoldenSpec(file=GOLDEN, max_abs_error=MAX_ABS_ERROR),
+            files=files,
+            metrics=parts.metrics,
+            provenance=parts.provenance,
+        )
+        write_manifest(folder, manifest)
+        place = shelf / manifest.version
+        if place.exists():
+            shutil.rmtree(place)
+        folder.rename(place)
+    return Bundle.open(place)
+
+
+def check_golden(graph: Path, golden: Path) -> float:
+    """The largest difference of ONNX Runtime from the golden logits; raises GoldenFault."""
+    session = onnxruntime.InferenceSession(graph.read_bytes(), providers=["CPUExecutionProvider"])
+    with np.load(golden, allow_pickle=False) as file:
+        inputs = {name: file[name] for name in Batch.__struct_fields__}
+        worst = float(np.abs(session.run(None, inputs)[0] - file["logits"]).max())
+    if not worst <= MAX_ABS_ERROR:
+        raise GoldenFault(f"{graph.name} differs from PyTorch by {worst}")
+    return worst
+
+
+def _titles(log: Log) -> str:
+    titles = dict(log.items.select("id", "title").iter_rows())
+    return json.dumps(titles, ensure_ascii=False, indent=0, sort_keys=True) + "\n"
+
+
+def _last_day(log: Log) -> str:
+    last_ms = log.impressions["at_ms"].max()
+    assert isinstance(last_ms, int)
+    day = datetime.datetime.fromtimestamp(last_ms / 1000, datetime.UTC).date()
+    return (day + datetime.timedelta(days=1)).isoformat()

@@ -1,0 +1,221 @@
+"""The composition root: builds the parts from settings, and mounts the routes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Response
+
+from service.errors import RankerError
+from service.http import openapi
+from service.http.access import Access
+from service.http.asgi import Endpoint, Receive, Scope, Send
+from service.http.routes import EventsEndpoint, RankEndpoint, forget_user
+from service.ranking.admission import Admission
+from service.ranking.ranker import Ranker
+from service.settings import Settings
+from service.signals.breaker import Breaker
+from service.signals.connect import connect
+from service.signals.store import SignalStore
+from service.telemetry.metrics import Metrics
+from service.versions.catalog import Catalog
+from service.versions.hotswap import open_version
+from service.versions.items_feed import follow_items
+from service.versions.loaded import Versions
+
+_log = logging.getLogger("ranker.app")
+
+
+class Service(FastAPI):
+    """The FastAPI app; the hot routes are reached before its middleware and router."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(
+            title="ranker",
+            summary="Ranks a slate of candidates for one person within milliseconds.",
+            version="0.1.0",
+            lifespan=_lifespan,
+        )
+        self.settings = settings
+        self.metrics = Metrics()
+        self.versions = Versions()
+        self.loaded = asyncio.Event()
+        """Set once the first load has ended, well or not."""
+        self.catalog = Catalog(settings.store)
+        self.admission = Admission(max_in_flight=settings.max_in_flight)
+        self.access = Access(
+            [key.get_secret_value() for key in settings.api_keys], quota_rps=settings.quota_rps
+        )
+        self.signals = _signals(settings)
+        ranker = Ranker(
+            versions=self.versions,
+            signals=self.signals,
+            admission=self.admission,
+            max_items=settings.max_items,
+            signals_budget_s=settings.signals_budget_ms / 1e3,
+        )
+        self._hot: dict[str, Endpoint] = {
+            "/rank": RankEndpoint(
+                ranker,
+                access=self.access,
+                record=self.metrics.record,
+                max_body_bytes=settings.max_body_bytes,
+                timeout_s=settings.timeout_ms / 1e3,
+            ),
+            "/v1/events": EventsEndpoint(
+                self.signals,
+                access=self.access,
+                record=self.metrics.record,
+                count=lambda result, count: self.metrics.events.labels(result).inc(count),
+                max_body_bytes=settings.max_body_bytes,
+            ),
+        }
+        _mount(self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Go straight to a hot route, or the framework's way."""
+        if scope["type"] == "http" and scope["method"] == "POST":
+            endpoint = self._hot.get(scope["path"])
+            if endpoint is not None:
+                await endpoint(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
+
+    async def load(self) -> None:
+        """Bring the configured version up; a fault leaves the service not ready, and says why."""
+        try:
+            await self._load()
+        finally:
+            self.loaded.set()
+
+    async def _load(self) -> None:
+        settings = self.settings
+        try:
+            version = settings.version or next(iter(self.catalog.versions(settings.model)), None)
+            bundle = self.catalog.open(settings.model, version or "")
+            loaded = await asyncio.to_thread(
+                open_version,
+                bundle,
+                threads=settings.engine_threads,
+                max_queue_s=settings.max_queue_ms / 1e3,
+                report=self.metrics.record_batch,
+            )
+        except RankerError as error:
+            self.versions.fault = f"{type(error).__name__}: {error}"
+            _log.error("version refused", extra={"reason": self.versions.fault})
+            return
+        self.versions.primary = loaded
+        self.metrics.ready.set(1)
+        # a full collection takes tens of ms with these libraries loaded; frozen objects are skipped
+        gc.collect()
+        gc.freeze()
+        _log.info("version live", extra={"model": loaded.name, "version": loaded.version})
+
+
+def _signals(settings: Settings) -> SignalStore:
+    assert settings.redis_url is not None, "the caller starts a store before the app"
+    client = connect(
+        settings.redis_url.get_secret_value(),
+        timeout_s=settings.redis_timeout_ms / 1e3,
+        max_connections=settings.redis_connections,
+    )
+    return SignalStore(
+        client,
+        keep=settings.signals_keep,
+        ttl_s=int(settings.signals_ttl_days * 86_400),
+        budget_s=settings.signals_budget_ms / 1e3,
+        local_bytes=int(settings.signals_local_mb * (1 << 20)),
+        breaker=Breaker(),
+    )
+
+
+@asynccontextmanager
+async def _lifespan(app: Service) -> AsyncIterator[None]:
+    loading = asyncio.create_task(app.load())
+    feeding: asyncio.Task[None] | None = None
+    if app.settings.items_file is not None:
+        feeding = asyncio.create_task(
+            follow_items(
+                app.settings.items_file, app.versions, every_s=app.settings.items_poll_ms / 1e3
+            )
+        )
+    try:
+        yield
+    finally:
+        if feeding is not None:
+            feeding.cancel()
+        await loading
+        await app.versions.close()
+        await app.signals.close()
+
+
+class _Delegated(Response):
+    """Hands a request that came the framework's way to a bare endpoint."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._endpoint(scope, receive, send)
+
+
+def _mount(app: Service) -> None:
+    """Declare every route, so that the OpenAPI page shows all of them."""
+
+    @app.post("/rank", openapi_extra=openapi.rank_operation())
+    async def rank() -> Response:
+        """Order a slate for one person."""
+        return _Delegated(app._hot["/rank"])  # noqa: SLF001  the same endpoint as the fast way
+
+    @app.post("/v1/events", openapi_extra=openapi.events_operation())
+    async def post_events() -> Response:
+        """Take clicks, dwell times and impressions."""
+        return _Delegated(app._hot["/v1/events"])  # noqa: SLF001
+
+    @app.delete("/v1/users/{user_id}", openapi_extra=openapi.forget_operation())
+    async def forget(user_id: str) -> Response:
+        """Forget a user: signals, profile, and every local copy."""
+
+        async def endpoint(scope: Scope, _receive: Receive, send: Send) -> None:
+            await forget_user(user_id, sink=app.signals, access=app.access, scope=scope, send=send)
+
+        return _Delegated(endpoint)
+
+    @app.get("/livez")
+    @app.get("/v2/health/live")
+    async def live() -> dict[str, str]:
+        """The event loop runs."""
+        return {"status": "live"}
+
+    @app.get("/readyz")
+    @app.get("/v2/health/ready")
+    async def ready(response: Response) -> dict[str, Any]:
+        """A version is warm, and the service is not draining."""
+        primary = app.versions.primary
+        if primary is not None and not app.admission.draining:
+            return {"status": "ready", "model": primary.name, "version": primary.version}
+        response.status_code = 503
+        reason = "draining" if app.admission.draining else app.versions.fault
+        return {"status": "not ready", "reason": reason}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus text."""
+        return Response(app.metrics.expose(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """What is served, and what lies in the store."""
+        primary = app.versions.primary
+        return {
+            "primary": primary and {"name": primary.name, "version": primary.version},
+            "store": {name: app.catalog.versions(name) for name in app.catalog.names()},
+        }
+
+    openapi.publish_schemas(app, max_items=app.settings.max_items)

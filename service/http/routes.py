@@ -1,0 +1,272 @@
+"""The hot routes: `POST /rank`, `POST /v1/events`, `DELETE /v1/users/{user_id}`.
+
+Each is a bare ASGI endpoint; telemetry is written after the reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from service.domain import Event, Outcome
+from service.errors import (
+    DeadlineExceeded,
+    Overloaded,
+    RankerError,
+    RequestFault,
+)
+from service.http import asgi
+from service.http.access import Access
+from service.http.asgi import CallerLeft, Receive, Scope, Send, header
+from service.http.events import Accepted, Parsed, Rejected, parse_events
+from service.http.protocol import while_connected
+from service.http.wire import (
+    Problem,
+    decode_query,
+    encode_ranking,
+    problem_of,
+    server_timing,
+)
+from service.ranking.admission import Deadline
+from service.ranking.query import Query, Ranking, Report
+from service.ranking.ranker import Ranker, new_id
+
+_log = logging.getLogger("ranker.http")
+_NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
+
+Record = Callable[[Report], None]
+CountEvents = Callable[[str, int], None]
+
+
+class EventSink(Protocol):
+    """Where events and the forgetting of a user go."""
+
+    async def write(self, events: Sequence[Event]) -> Written:
+        """Store events; raises SignalFault if they are not stored."""
+        ...
+
+    async def forget(self, user: str) -> None:
+        """Remove all that is known of a user; raises SignalFault."""
+        ...
+
+
+class Written(Protocol):
+    """What the sink says of a write."""
+
+    @property
+    def accepted(self) -> int:
+        """Events taken."""
+        ...
+
+    @property
+    def duplicates(self) -> int:
+        """Events known already."""
+        ...
+
+    @property
+    def token(self) -> str:
+        """What makes a later read see this write."""
+        ...
+
+
+class RankEndpoint:
+    """`POST /rank`."""
+
+    def __init__(
+        self,
+        ranker: Ranker,
+        *,
+        access: Access,
+        record: Record,
+        max_body_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        self._ranker = ranker
+        self._access = access
+        self._record = record
+        self._max_body_bytes = max_body_bytes
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        started = time.monotonic()
+        request_id = header(scope, b"x-request-id") or ""
+        try:
+            self._access.check(scope)
+            body = await asgi.read_body(receive, self._max_body_bytes)
+            query = decode_query(body)
+            if query.request_id is None:
+                query = msgspec.structs.replace(query, request_id=request_id or new_id())
+            request_id = query.request_id or ""
+            deadline = Deadline(self._timeout(scope, query))
+            with while_connected(scope):
+                ranking = await self._ranker.rank(query, deadline)
+            await _reply_ranking(send, ranking)
+            report = _report_of(ranking, len(query.items))
+        except CallerLeft:
+            report = Report(route="/rank", outcome="cancelled", status=499, request_id=request_id)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001  a bug becomes a 500, and the log has it
+            report = await _reply_error(send, error, request_id or new_id(), "/rank")
+        if not report.times.total_s:
+            report.times.total_s = time.monotonic() - started
+        self._record(report)
+
+    def _timeout(self, scope: Scope, query: Query) -> float:
+        timeout_s = self._timeout_s if query.timeout_ms is None else query.timeout_ms / 1e3
+        given = header(scope, b"x-request-timeout-ms")
+        if given is None:
+            return timeout_s
+        try:
+            wanted_ms = float(given)
+        except ValueError:
+            wanted_ms = -1.0
+        if not 0 < wanted_ms < float("inf"):
+            raise RequestFault("not a number of ms above 0", field="X-Request-Timeout-Ms")
+        return min(timeout_s, wanted_ms / 1e3)
+
+
+async def _reply_ranking(send: Send, ranking: Ranking) -> None:
+    headers = [
+        asgi.JSON,
+        (b"x-request-id", ranking.request_id.encode()),
+        (b"x-model-version", ranking.model_version.encode()),
+        (b"server-timing", server_timing(ranking).encode()),
+    ]
+    if ranking.degraded:
+        headers.append((b"x-degraded", ",".join(ranking.degraded).encode()))
+    await asgi.reply(send, 200, headers, encode_ranking(ranking))
+
+
+def _report_of(ranking: Ranking, candidates: int) -> Report:
+    return Report(
+        route="/rank",
+        outcome="degraded" if ranking.degraded else "ok",
+        status=200,
+        request_id=ranking.request_id,
+        model_version=ranking.model_version,
+        backend=ranking.backend,
+        degraded=tuple(ranking.degraded),
+        candidates=candidates,
+        signal_age_ms=ranking.signal_age_ms,
+        times=ranking.times,
+    )
+
+
+async def _reply_error(send: Send, error: Exception, request_id: str, route: str) -> Report:
+    if not isinstance(error, RankerError):
+        _log.error("unexpected error", exc_info=error, extra={"request_id": request_id})
+    problem = problem_of(error, request_id)
+    await asgi.reply_problem(send, problem)
+    return Report(
+        route=route,
+        outcome=_outcome(error),
+        status=problem.status,
+        request_id=request_id,
+        detail=problem.detail,
+    )
+
+
+def _outcome(error: Exception) -> Outcome:
+    match error:
+        case RequestFault():
+            return "invalid"
+        case DeadlineExceeded():
+            return "expired"
+        case Overloaded():
+            return "overloaded"
+        case _:
+            return "failed"
+
+
+class EventsEndpoint:
+    """`POST /v1/events`."""
+
+    def __init__(
+        self,
+        sink: EventSink,
+        *,
+        access: Access,
+        record: Record,
+        count: CountEvents,
+        max_body_bytes: int,
+    ) -> None:
+        self._sink = sink
+        self._access = access
+        self._record = record
+        self._count = count
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 202 once the events are in the signal store."""
+        started = time.monotonic()
+        request_id = header(scope, b"x-request-id") or new_id()
+        outcome: Outcome = "ok"
+        status = 202
+        try:
+            self._access.check(scope)
+            body = await asgi.read_body(receive, self._max_body_bytes)
+            kind = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
+            parsed = parse_events(body, ndjson=kind in _NDJSON)
+            if parsed.events:
+                written = await self._sink.write(parsed.events)
+                await _reply_accepted(send, parsed, written, request_id)
+                self._count("accepted", written.accepted)
+                self._count("duplicate", written.duplicates)
+                self._count("clamped", parsed.clamped)
+            else:
+                outcome, status = "invalid", 422
+                await asgi.reply_problem(send, _all_rejected(parsed.rejected, request_id))
+            self._count("rejected", len(parsed.rejected))
+            report = Report(
+                route="/v1/events", outcome=outcome, status=status, request_id=request_id
+            )
+        except CallerLeft:
+            report = Report(
+                route="/v1/events", outcome="cancelled", status=499, request_id=request_id
+            )
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001  a bug becomes a 500, and the log has it
+            report = await _reply_error(send, error, request_id, "/v1/events")
+        report.times.total_s = time.monotonic() - started
+        self._record(report)
+
+
+async def _reply_accepted(send: Send, parsed: Parsed, written: Written, request_id: str) -> None:
+    accepted = Accepted(
+        accepted=written.accepted,
+        duplicates=written.duplicates,
+        clamped=parsed.clamped,
+        rejected=parsed.rejected,
+        signal_token=written.token,
+    )
+    headers = [asgi.JSON, (b"x-request-id", request_id.encode())]
+    await asgi.reply(send, 202, headers, msgspec.json.encode(accepted))
+
+
+def _all_rejected(rejected: list[Rejected], request_id: str) -> Problem:
+    """A body without one good event is an error, which names the first reason."""
+    first = rejected[0]
+    problem = problem_of(RequestFault(first.detail, field=first.field), request_id)
+    return msgspec.structs.replace(problem, rejected=rejected)
+
+
+async def forget_user(
+    user_id: str, *, sink: EventSink, access: Access, scope: Scope, send: Send
+) -> None:
+    """`DELETE /v1/users/{user_id}`: 204 once nothing is known of the user."""
+    request_id = header(scope, b"x-request-id") or new_id()
+    try:
+        access.check(scope)
+        await sink.forget(user_id)
+    except RankerError as error:
+        await asgi.reply_problem(send, problem_of(error, request_id))
+        return
+    await asgi.reply(send, 204, [(b"x-request-id", request_id.encode())], b"")

