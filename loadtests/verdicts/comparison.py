@@ -64,6 +64,8 @@ def p99_ratio(legs: Sequence[tuple[Samples, Samples]], *, seed: int = 0) -> Rati
 
 def _by_second(samples: Samples) -> dict[int, FloatArray]:
     rows = timed(samples)
+    if not rows.any():
+        return {}
     seconds, latency_ms = samples.due_s[rows].astype(np.int64), samples.latency_s[rows] * 1e3
     found, starts = np.unique(seconds, return_index=True)
     parts = np.split(latency_ms, starts[1:])
