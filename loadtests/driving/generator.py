@@ -29,6 +29,8 @@ from loadtests.driving.timerfd import TimerFd
 
 _BURST = 32
 """Most requests sent before answers are looked at again."""
+_GRAIN_S = 0.0001
+"""Least time between two wake-ups: it bounds what waking costs at high rates."""
 _READ_EVERY = 16
 """Of every so many rankings the body is read, for the age of its signals."""
 _RANK = KINDS.index("rank")
@@ -116,7 +118,6 @@ class Generator:
         return Pulse(self._next, self._done, self._failed, recent)
 
     def _on_timer(self, timer: TimerFd) -> None:
-        timer.clear()
         at, due_s, start_s = self._next, self._due_s, self._start_s
         last = min(at + _BURST, len(due_s))
         now_s = perf_counter()
@@ -129,7 +130,10 @@ class Generator:
             now_s = perf_counter()
         self._next = at
         if at < len(due_s):
-            timer.arm(start_s + due_s[at])
+            due_next_s = start_s + due_s[at]
+            timer.arm(due_next_s if at == last else max(due_next_s, now_s + _GRAIN_S))
+        else:
+            timer.clear()
 
     def _on_reply(self, at: int, reply: Reply) -> None:
         latency_s = reply.received_s - self._start_s - self._due_s[at]

@@ -35,7 +35,7 @@ class TimerFd:
         os.close(self.fd)
 
     def arm(self, at_s: float) -> None:
-        """Set the one instant; a past one fires at once."""
+        """Set the one instant, which also takes an earlier wake-up; a past one fires at once."""
         ns = max(int(at_s * _NS), 1)
         spec = _Itimerspec(_Timespec(0, 0), _Timespec(*divmod(ns, _NS)))
         if self._libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None):
