@@ -67,7 +67,7 @@ def _case(args: argparse.Namespace) -> Case:
             knee = Curve.load(path).knee
             if knee is None:
                 raise TraceFault(f"{path}: no rate of this curve passes, so it tells no capacity")
-            given[side] = {"requests_per_s": knee.offered_rate}
+            given[side] = {"requests_per_s": knee.offered_rate, "latency_ms": knee.p50_ms}
     if args.trace is not None:
         given["traffic"] = _traffic(args.trace, args.scale)
     if args.prices is not None:

@@ -27,16 +27,19 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mean_per_s: float
 
 
-class Capacity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one replica serves, in exactly one of three ways."""
+class Capacity(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What one replica serves: a rate, or a concurrency with a latency, or a given count."""
 
     requests_per_s: float | None = None
     """As measured, such as a curve's knee."""
-    latency_ms: float | None = None
     concurrency: float | None = None
-    """With `latency_ms`: requests that a replica holds at once."""
+    """Requests that a replica holds at once; needs `latency_ms`."""
     replicas: int | None = None
     """Given, not derived: taken at its word."""
+    latency_ms: float | None = None
+    """Mean time of a request in the service."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,10 +116,12 @@ def compute(case: Case) -> list[Line]:
 def _side(name: str, capacity: Capacity, case: Case) -> list[Line]:
     lines = []
     replicas = capacity.replicas
-    ways = (capacity.requests_per_s is not None) + (capacity.latency_ms is not None)
-    if ways + (replicas is not None) != 1:
+    if (
+        sum(way is not None for way in (capacity.requests_per_s, capacity.concurrency, replicas))
+        != 1
+    ):
         raise CaseFault(
-            f"{name} has one of requests_per_s, latency_ms with concurrency, or replicas"
+            f"{name} has one of requests_per_s, concurrency with latency_ms, or replicas"
         )
     if replicas is None:
         rate, how = _rate(name, capacity)
@@ -173,8 +178,8 @@ def _rate(name: str, capacity: Capacity) -> tuple[float, str]:
         if capacity.requests_per_s <= 0:
             raise CaseFault(f"{name}.requests_per_s is not above 0")
         return capacity.requests_per_s, "measured or given"
-    assert capacity.latency_ms is not None
-    if capacity.latency_ms <= 0 or not capacity.concurrency or capacity.concurrency <= 0:
+    assert capacity.concurrency is not None
+    if not capacity.latency_ms or capacity.latency_ms <= 0 or capacity.concurrency <= 0:
         raise CaseFault(f"{name}.latency_ms and {name}.concurrency must be above 0")
     rate = capacity.concurrency / (capacity.latency_ms / 1e3)
     return rate, f"Little's law: {capacity.concurrency:g} at once over {capacity.latency_ms:g} ms"

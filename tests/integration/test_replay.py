@@ -117,7 +117,7 @@ def test_requests_leave_at_their_times_whatever_the_answers_do(trivial: str) -> 
     run = replay(records, wire_to(trivial), quick(timeout_s=3.0, schedule=[freeze]))
 
     assert run.samples.due_s == pytest.approx([r.timestamp / 1e3 for r in records])
-    assert np.percentile(run.samples.late_s, 50) < 0.02
+    assert np.percentile(run.samples.late_s, 50) < 0.1
     assert run.samples.served.all()
 
 

@@ -326,7 +326,7 @@ def test_replicas_come_from_the_peak_and_money_from_their_hours() -> None:
     ("case", "reason"),
     [
         (Case(price_per_hour=1, baseline=Capacity()), "baseline has one of"),
-        (Case(price_per_hour=1, baseline=Capacity(replicas=1, latency_ms=1)), "has one of"),
+        (Case(price_per_hour=1, baseline=Capacity(replicas=1, concurrency=1)), "has one of"),
         (Case(price_per_hour=1, baseline=Capacity(requests_per_s=1)), "`traffic` is needed"),
         (Case(price_per_hour=0, baseline=Capacity(replicas=1)), "price_per_hour"),
         (Case(price_per_hour=1, utilization=0, baseline=Capacity(replicas=1)), "utilization"),
@@ -334,9 +334,9 @@ def test_replicas_come_from_the_peak_and_money_from_their_hours() -> None:
             Case(
                 price_per_hour=1,
                 traffic=Traffic(peak_per_s=1, mean_per_s=1),
-                baseline=Capacity(latency_ms=5),
+                baseline=Capacity(concurrency=5),
             ),
-            "concurrency",
+            "latency_ms",
         ),
     ],
 )
