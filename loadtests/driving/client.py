@@ -11,11 +11,12 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Literal, Self, cast
-from urllib.parse import urlsplit
+from typing import Literal, cast
 
 import httptools
 import msgspec
+
+from loadtests.driving.target import Target
 
 Fault = Literal["", "refused", "reset", "protocol", "timeout", "unsent"]
 _SWEEP_S = 0.005
@@ -38,40 +39,6 @@ class Reply(msgspec.Struct, frozen=True):
     def ok(self) -> bool:
         """True for a status from 200 to 299."""
         return 200 <= self.status < 300
-
-
-class Target(msgspec.Struct, frozen=True):
-    """Where requests go: the parts of a base URL."""
-
-    host: str
-    port: int
-    tls: bool
-    path: str
-
-    @classmethod
-    def parse(cls, url: str) -> Self:
-        """Read `http://host:port/base`; raises ValueError."""
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"{url!r} is not an http or https URL")
-        tls = parts.scheme == "https"
-        port = parts.port or (443 if tls else 80)
-        return cls(parts.hostname, port, tls, parts.path.rstrip("/"))
-
-    def encode(
-        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> bytes:
-        """One request as bytes; JSON unless the headers say otherwise."""
-        fields = {"host": f"{self.host}:{self.port}"}
-        if body:
-            fields["content-type"] = "application/json"
-        if body or method not in {"GET", "HEAD", "DELETE"}:
-            fields["content-length"] = str(len(body))
-        for name, value in (headers or {}).items():
-            fields[name.lower()] = value
-        lines = [f"{method} {self.path}{path} HTTP/1.1"]
-        lines += [f"{name}: {value}" for name, value in fields.items()]
-        return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
 class _Exchange:

@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from loadtests.driving.client import Client, Target
+from loadtests.driving.client import Client
 from loadtests.driving.samples import AppliedFault
+from loadtests.driving.target import Target
 
 _SLICE_S = 0.02
 

@@ -22,9 +22,10 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from loadtests.driving.client import Client, Reply, Target
+from loadtests.driving.client import Client, Reply
 from loadtests.driving.samples import FAULTS, Samples
 from loadtests.driving.spool import KINDS, Spool
+from loadtests.driving.target import Target
 from loadtests.driving.timerfd import TimerFd
 
 _BURST = 32
@@ -32,7 +33,9 @@ _BURST = 32
 _GRAIN_S = 0.0001
 """Least time between two wake-ups: it bounds what waking costs at high rates."""
 _READ_EVERY = 16
-"""Of every so many rankings the body is read, for the age of its signals."""
+"""Of every so many rankings the body is read, for the age of its signals; and of those by
+users who clicked before."""
+_NAN = float("nan")
 _RANK = KINDS.index("rank")
 _FAULT_PLACE = {fault: place for place, fault in enumerate(FAULTS)}
 
@@ -78,6 +81,10 @@ class Generator:
         self._mine = mine.tolist()
         self._due_s: list[float] = spool.due_s[mine].tolist()
         self._is_rank: list[bool] = (spool.kind[mine] == _RANK).tolist()
+        self._is_click: list[bool] = spool.click[mine].tolist()
+        self._user: list[int] = spool.user[mine].tolist()
+        self._clicked_ms: dict[int, float] = {}
+        """User to the time of their last acknowledged click."""
         self._client = client
         self._start_s = 0.0
         self._clock_offset_ms = 0.0
@@ -88,7 +95,10 @@ class Generator:
         self._fault = array("B", bytes(count))
         self._degraded = array("H", bytes(2 * count))
         self._version = array("H", bytes(2 * count))
-        self._age_ms = array("f", [float("nan")]) * count
+        self._sent_ms = array("d", bytes(8 * count))
+        self._wanted_ms = array("d", bytes(8 * count))
+        self._age_ms = array("f", [_NAN]) * count
+        self._behind_ms = array("f", [_NAN]) * count
         self._timing: list[bytes | None] = [None] * count
         self._words: dict[bytes, int] = {b"": 0}
         self._next = 0
@@ -124,6 +134,9 @@ class Generator:
         while at < last and start_s + due_s[at] <= now_s:
             self._late[at] = now_s - start_s - due_s[at]
             now_ms = int(now_s * 1e3 + self._clock_offset_ms)
+            self._sent_ms[at] = now_ms
+            if self._is_rank[at]:
+                self._wanted_ms[at] = self._clicked_ms.get(self._user[at], 0.0)
             request = self._spool.request(self._mine[at], now_ms)
             self._client.send(request, partial(self._on_reply, at))
             at += 1
@@ -149,21 +162,27 @@ class Generator:
             self._version[at] = self._word(version)
         self._timing[at] = headers.get(b"server-timing")
         if reply.ok:
-            if self._is_rank[at] and at % _READ_EVERY == 0:
-                self._read_age(at, reply.body)
+            if self._is_rank[at] and (self._wanted_ms[at] or at % _READ_EVERY == 0):
+                self._read_age(at, reply)
+            elif self._is_click[at]:
+                self._clicked_ms[self._user[at]] = self._sent_ms[at]
         else:
             self._failed += 1
         self._done += 1
         if self._done == len(self._mine):
             self._finished.set_result(None)
 
-    def _read_age(self, at: int, body: bytes) -> None:
+    def _read_age(self, at: int, reply: Reply) -> None:
         try:
-            age_ms = _read_ranking(body).signals.age_ms
+            age_ms = _read_ranking(reply.body).signals.age_ms
         except (msgspec.DecodeError, UnicodeDecodeError):
             return  # some other service's answer: no age to tell
         if age_ms is not None:
             self._age_ms[at] = age_ms
+        if wanted_ms := self._wanted_ms[at]:
+            now_ms = reply.received_s * 1e3 + self._clock_offset_ms
+            newest_ms = 0.0 if age_ms is None else now_ms - age_ms
+            self._behind_ms[at] = max(wanted_ms - newest_ms, 0.0)
 
     def _word(self, word: bytes) -> int:
         place = self._words.get(word)
@@ -183,6 +202,7 @@ class Generator:
             degraded=np.array(self._degraded),
             version=np.array(self._version),
             signal_age_ms=np.array(self._age_ms),
+            behind_ms=np.array(self._behind_ms),
             stages=parse_server_timing(self._timing),
             words=[word.decode("latin-1") for word in self._words],
         )

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtests.driving.client import Target
+from loadtests.driving.target import Target
 from loadtests.traces.trace import Kind, Record
 
 KINDS: tuple[Kind, ...] = ("rank", "event", "http")
@@ -73,6 +73,7 @@ class Spool:
     def __init__(self, path: Path, index: dict[str, NDArray[np.generic]]) -> None:
         self.due_s: NDArray[np.float64] = index["due_s"].astype(np.float64)  # [n]
         self.kind: NDArray[np.uint8] = index["kind"].astype(np.uint8)  # [n], place in KINDS
+        self.click: NDArray[np.bool_] = index["click"].astype(np.bool_)  # [n]
         self.user: NDArray[np.uint32] = index["user"].astype(np.uint32)  # [n], hashed
         self._ends = index["ends"]  # [n]
         self._stamps = index["stamps"]  # [n], place of the time stamp in the request, 0 if none
@@ -98,7 +99,8 @@ class Spool:
     def build(cls, records: Iterable[Record], wire: Wire, folder: Path, *, total: int) -> Self:
         """Write `requests.bin` and its index below `folder`, with progress on a terminal."""
         path = folder / "requests.bin"
-        due, ends, stamps, kinds, users = array("d"), array("Q"), array("I"), array("B"), array("I")
+        due, ends, stamps = array("d"), array("Q"), array("I")
+        kinds, users, clicks = array("B"), array("I"), array("B")
         last_slates: OrderedDict[str, list[str]] = OrderedDict()
         end = 0
         with path.open("wb") as file:
@@ -107,6 +109,7 @@ class Spool:
                 end += file.write(request)
                 due.append(record.timestamp / 1e3)
                 ends.append(end)
+                clicks.append(record.event == "click")
                 kinds.append(KINDS.index(record.kind))
                 users.append(zlib.crc32((record.user or str(number)).encode()))
                 place = request.find(b"%d" % _STAMP) if record.kind == "event" else 0
@@ -115,7 +118,14 @@ class Spool:
                     print(f"\rbuilding requests: {number}/{total}", end="", file=sys.stderr)
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr)
-        index = {"due_s": due, "kind": kinds, "user": users, "ends": ends, "stamps": stamps}
+        index = {
+            "due_s": due,
+            "kind": kinds,
+            "user": users,
+            "click": clicks,
+            "ends": ends,
+            "stamps": stamps,
+        }
         columns = {name: np.asarray(of) for name, of in index.items()}
         np.savez(folder / "index.npz", allow_pickle=False, **columns)
         return cls.open(folder)

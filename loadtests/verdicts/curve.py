@@ -31,8 +31,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
             offered_rate=summary.offered_rate,
             served_rate=summary.served_rate,
             served_share=summary.served_share,
-            p50_ms=summary.latency.p50_ms,
-            p99_ms=summary.latency.p99_ms,
+            p50_ms=summary.judged.p50_ms,
+            p99_ms=summary.judged.p99_ms,
             verdict=judged.verdict,
             server_cpu_us=(
                 None if server_cpu_s is None else server_cpu_s / max(summary.served, 1) * 1e6

@@ -14,6 +14,7 @@ from loadtests.verdicts.slo import Judgement, Verdict
 from loadtests.verdicts.summary import Series, Summary, by_second, summarise, timed
 from loadtests.verdicts.text import (
     PERCENTILE_HEADER,
+    freshness,
     number,
     offered_and_served,
     percentile_rows,
@@ -73,6 +74,7 @@ def run_page(run: Run, summary: Summary, judged: Judgement, curve: Curve | None 
                 for check in judged.checks
             ],
         ),
+        *([f"<p>{escape(freshness(summary))}.</p>"] if summary.behind.count else []),
         *_charts(run, series, judged),
         _section("Percentiles", _table(PERCENTILE_HEADER, percentile_rows(populations(summary)))),
     ]

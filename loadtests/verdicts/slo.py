@@ -22,7 +22,7 @@ class Verdict(IntEnum):
 
 
 class Objective(msgspec.Struct, frozen=True, kw_only=True):
-    """What must hold of a run; latencies of what was served or timed out, from the due time."""
+    """What must hold of a run; latencies are of rankings (of all requests if there are none)."""
 
     p99_ms: float
     p50_ms: float | None = None
@@ -34,7 +34,7 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
 
     def judge(self, summary: Summary) -> Judgement:
         """Every check with its measured value; a late generator makes the run invalid."""
-        latency = summary.latency
+        latency = summary.judged
         checks = [
             Check("p99 ms", latency.p99_ms, "at most", self.p99_ms),
             Check("served share", summary.served_share, "at least", self.served),

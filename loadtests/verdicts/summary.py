@@ -68,6 +68,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, int]
     stages: dict[str, Percentiles]
     signal_age: Percentiles
+    behind: Percentiles
+    """Of rankings after an acknowledged click: how far their signals lag behind it."""
+    behind_share: float
+    """Of those, the share that lags at all."""
+
+    @property
+    def judged(self) -> Percentiles:
+        """What an objective is about: rankings, or everything where there are none."""
+        return self.latency_by_kind.get("rank", self.latency)
 
     @property
     def served_share(self) -> float:
@@ -107,6 +116,7 @@ def summarise(samples: Samples) -> Summary:
         if bool((samples.kind == place).any())
     }
     failed = np.flatnonzero(~served)
+    behind = _told(samples.behind_ms)
     return Summary(
         offered=len(samples),
         served=int(served.sum()),
@@ -117,14 +127,15 @@ def summarise(samples: Samples) -> Summary:
         errors=dict(Counter(error_class(samples, int(at)) for at in failed).most_common()),
         degraded=_count_words(samples.degraded[served], samples.words),
         versions=_count_words(samples.version[served], samples.words),
-        stages={
-            name: Percentiles.of_ms(values[~np.isnan(values)].astype(np.float64))
-            for name, values in samples.stages.items()
-        },
-        signal_age=Percentiles.of_ms(
-            samples.signal_age_ms[~np.isnan(samples.signal_age_ms)].astype(np.float64)
-        ),
+        stages={name: Percentiles.of_ms(_told(values)) for name, values in samples.stages.items()},
+        signal_age=Percentiles.of_ms(_told(samples.signal_age_ms)),
+        behind=Percentiles.of_ms(behind),
+        behind_share=float((behind > 0).mean()) if len(behind) else float("nan"),
     )
+
+
+def _told(values: NDArray[np.float32]) -> FloatArray:
+    return values[~np.isnan(values)].astype(np.float64)
 
 
 def _count_words(places: NDArray[np.uint16], words: list[str]) -> dict[str, int]:

@@ -49,6 +49,8 @@ def populations(summary: Summary) -> dict[str, Percentiles]:
     named |= {f"stage {name}": of for name, of in summary.stages.items()}
     if summary.signal_age.count:
         named["age of signals"] = summary.signal_age
+    if summary.behind.count:
+        named["behind the last click"] = summary.behind
     named["generator's lateness"] = summary.lateness
     return named
 
@@ -72,6 +74,13 @@ def offered_and_served(summary: Summary) -> str:
     )
 
 
+def freshness(summary: Summary) -> str:
+    return (
+        f"freshness: {1 - summary.behind_share:.3%} of {summary.behind.count} rankings after an "
+        "acknowledged click used it"
+    )
+
+
 def run_text(run: Run, summary: Summary, judged: Judgement) -> str:
     """The whole report as text."""
     about = run.description
@@ -90,6 +99,8 @@ def run_text(run: Run, summary: Summary, judged: Judgement) -> str:
         if counts:
             told = ", ".join(f"{word} {count:.0f}" for word, count in counts.items())
             lines.append(f"{name}: {told}")
+    if summary.behind.count:
+        lines.append(freshness(summary))
     lines += [f"fault at {f.at_s:.2f} s: {f.what}: {f.result}" for f in about.faults]
     lines.append(f"generator: {about.processes} process(es), {cpu_us:.0f} µs of CPU a request")
     lines += verdict_lines(judged)

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from loadtests.driving import faults, processes
-from loadtests.driving.client import Client, Target
+from loadtests.driving.client import Client
 from loadtests.driving.closed import closed_loop
 from loadtests.driving.replay import Plan, replay
 from loadtests.driving.samples import FAULTS, RunFault
 from loadtests.driving.spool import Catalogue, Wire
+from loadtests.driving.target import Target
 from loadtests.traces import arrivals, synth
 from loadtests.traces.trace import Record
 from loadtests.verdicts.summary import summarise
@@ -41,7 +42,7 @@ class _Remembering(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["content-length"]))
         assert isinstance(self.server, _RememberingServer)
         self.server.seen.append((time.time() * 1e3, self.path, json.loads(body)))
-        answer = b'{"signals":{"age_ms":12.5}}'
+        answer = b'{"signals":{"age_ms":%g}}' % self.server.age_ms
         self.send_response(200 if self.path == "/rank" else 202)
         self.send_header("content-length", str(len(answer)))
         self.send_header("x-model-version", "v7")
@@ -59,6 +60,7 @@ class _RememberingServer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Remembering)
+        self.age_ms = 12.5
         self.seen: list[tuple[float, str, dict[str, object]]] = []
 
 
@@ -166,6 +168,26 @@ def test_bodies_events_and_headers_arrive_as_the_trace_says(
     assert summary.stages["queue"].count == 5
     assert summary.signal_age.p50_ms == 12.5
     assert set(summary.latency_by_kind) == {"rank", "event", "http"}
+
+
+@pytest.mark.parametrize(("older_ms", "behind"), [(0, 0), (3000, 1)])
+def test_a_ranking_after_a_click_shows_whether_the_click_was_used(
+    remembering: _RememberingServer, older_ms: int, behind: int
+) -> None:
+    # the click is 900 ms old when the user's next ranking is sent
+    records = [
+        Record(timestamp=0, user="u", items=["a"]),
+        Record(timestamp=100, user="u", event="click", item="a"),
+        Record(timestamp=200, user="v", items=["a"]),
+        Record(timestamp=1000, user="u", items=["a"]),
+    ]
+    remembering.age_ms = 850 + older_ms
+
+    run = replay(records, wire_to(f"http://127.0.0.1:{remembering.server_port}"), quick())
+
+    summary = summarise(run.samples)
+    assert summary.behind.count == 1
+    assert summary.behind_share == behind
 
 
 def test_a_silent_server_is_time_outs_at_their_time(trivial: str) -> None:

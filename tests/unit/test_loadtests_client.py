@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from loadtests.driving.client import Client, Target
+from loadtests.driving.client import Client
+from loadtests.driving.target import Target
 
 Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

@@ -49,6 +49,7 @@ def samples_of(
         degraded=degraded,
         version=np.full(count, 2, np.uint16),
         signal_age_ms=np.full(count, np.nan, np.float32),
+        behind_ms=np.full(count, np.nan, np.float32),
         stages={"queue": np.full(count, 1.5, np.float32)},
         words=["", "overload", "v1"],
     )
@@ -115,6 +116,26 @@ def test_quick_errors_fail_by_the_served_share() -> None:
 
     assert judged.verdict is Verdict.FAIL
     assert [check.what for check in judged.checks if not check.holds] == ["served share"]
+
+
+def test_slow_events_do_not_hide_in_rankings_nor_rankings_in_events() -> None:
+    samples = samples_of([10.0] * 50 + [90.0] * 50)
+    samples.kind[50:] = 1
+    assert Objective(p99_ms=50).judge(summarise(samples)).verdict is Verdict.PASS
+
+    samples.kind[:] = 1 - samples.kind
+    assert Objective(p99_ms=50).judge(summarise(samples)).verdict is Verdict.FAIL
+
+
+def test_rankings_that_miss_an_acknowledged_click_are_counted() -> None:
+    samples = samples_of([1.0] * 100)
+    samples.behind_ms[:8] = [0, 0, 0, 0, 0, 0, 40, 4000]
+
+    summary = summarise(samples)
+
+    assert (summary.behind.count, summary.behind_share) == (8, 0.25)
+    judged = Objective(p99_ms=50).judge(summary)
+    assert "75.000% of 8 rankings" in run_text(run_of(samples), summary, judged)
 
 
 def test_a_run_that_served_nothing_fails() -> None:
