@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
+import signal
 import time
 from array import array
 from collections.abc import Callable
@@ -234,6 +236,9 @@ def work(order: Order, parent: Connection) -> None:
     Messages to the parent: "ready", Pulses, then the path of the samples and CPU seconds;
     or an error's text.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     if order.core is not None:
         os.sched_setaffinity(0, {order.core})
     try:
