@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import resource
 import signal
@@ -37,7 +38,6 @@ _GRAIN_S = 0.0001
 _READ_EVERY = 16
 """Of every so many rankings the body is read, for the age of its signals; and of those by
 users who clicked before."""
-_NAN = float("nan")
 _RANK = KINDS.index("rank")
 _FAULT_PLACE = {fault: place for place, fault in enumerate(FAULTS)}
 
@@ -99,8 +99,8 @@ class Generator:
         self._version = array("H", bytes(2 * count))
         self._sent_ms = array("d", bytes(8 * count))
         self._wanted_ms = array("d", bytes(8 * count))
-        self._age_ms = array("f", [_NAN]) * count
-        self._behind_ms = array("f", [_NAN]) * count
+        self._age_ms = array("f", [math.nan]) * count
+        self._behind_ms = array("f", [math.nan]) * count
         self._timing: list[bytes | None] = [None] * count
         self._words: dict[bytes, int] = {b"": 0}
         self._next = 0
@@ -183,7 +183,7 @@ class Generator:
             self._age_ms[at] = age_ms
         if wanted_ms := self._wanted_ms[at]:
             now_ms = reply.received_s * 1e3 + self._clock_offset_ms
-            newest_ms = 0.0 if age_ms is None else now_ms - age_ms
+            newest_ms = -math.inf if age_ms is None else now_ms - age_ms
             self._behind_ms[at] = max(wanted_ms - newest_ms, 0.0)
 
     def _word(self, word: bytes) -> int:

@@ -74,7 +74,7 @@ def run_page(run: Run, summary: Summary, judged: Judgement, curve: Curve | None 
                 for check in judged.checks
             ],
         ),
-        *([f"<p>{escape(freshness(summary))}.</p>"] if summary.behind.count else []),
+        *([f"<p>{escape(freshness(summary))}.</p>"] if summary.after_click else []),
         *_charts(run, series, judged),
         _section("Percentiles", _table(PERCENTILE_HEADER, percentile_rows(populations(summary)))),
     ]

@@ -170,9 +170,9 @@ def test_bodies_events_and_headers_arrive_as_the_trace_says(
     assert set(summary.latency_by_kind) == {"rank", "event", "http"}
 
 
-@pytest.mark.parametrize(("older_ms", "behind"), [(0, 0), (3000, 1)])
+@pytest.mark.parametrize(("older_ms", "fresh"), [(0, 1), (3000, 0)])
 def test_a_ranking_after_a_click_shows_whether_the_click_was_used(
-    remembering: _RememberingServer, older_ms: int, behind: int
+    remembering: _RememberingServer, older_ms: int, fresh: int
 ) -> None:
     # the click is 900 ms old when the user's next ranking is sent
     records = [
@@ -186,8 +186,8 @@ def test_a_ranking_after_a_click_shows_whether_the_click_was_used(
     run = replay(records, wire_to(f"http://127.0.0.1:{remembering.server_port}"), quick())
 
     summary = summarise(run.samples)
-    assert summary.behind.count == 1
-    assert summary.behind_share == behind
+    assert summary.after_click == 1
+    assert summary.fresh_share == fresh
 
 
 def test_a_silent_server_is_time_outs_at_their_time(trivial: str) -> None:
