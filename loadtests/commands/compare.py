@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         verdict = Verdict.INVALID
     lines = [
         table(
-            percentile_rows({names[side]: summaries[side].latency for side in "AB"}),
+            percentile_rows({names[side]: summaries[side].judged for side in "AB"}),
             header=PERCENTILE_HEADER,
         )
     ]

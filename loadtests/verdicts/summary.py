@@ -102,6 +102,12 @@ def timed(samples: Samples) -> NDArray[np.bool_]:
     return samples.served | np.isin(samples.fault, _NEVER_CAME)
 
 
+def judged_rows(samples: Samples) -> NDArray[np.bool_]:
+    """Rows that an objective is about: rankings, or everything where there are none: [n]."""
+    rankings = samples.kind == KINDS.index("rank")
+    return timed(samples) & (rankings if bool(rankings.any()) else True)
+
+
 def error_class(samples: Samples, at: int) -> str:
     """The word for a failed row: its fault, or its status."""
     fault = FAULTS[samples.fault[at]]
