@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import Request, urlopen
@@ -27,14 +28,14 @@ from dockerfile import DockerfileFault, Stage, Step, expand, read_stages
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEBIAN = "bookworm"
-DEBIAN_PACKAGES = "ca-certificates,python-is-python3,python3-pip,python3-venv"
+DEBIAN_PACKAGES = "ca-certificates,python-is-python3,python3-venv"
 HOST_FOLDERS = ("/usr", "/etc", sys.base_prefix)
 SLIM_LACKS = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man")
-SLIM_LACKS += ("usr/share/locale", "usr/share/info")
 READY_WITHIN_S = 60
 CACHE = Path("/var/tmp/ranker-replay-cache")  # noqa: S108  what BuildKit keeps between builds
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 MB = 1_000_000
+_IGNORED: Callable[[str, list[str]], set[str]] | None = shutil.ignore_patterns("__pycache__")
 
 
 def sh(*command: str | Path, **options: object) -> None:
@@ -50,7 +51,7 @@ def debian(folder: Path) -> None:
     with (folder.parent / "debootstrap.log").open("w") as log:
         include = f"--include={DEBIAN_PACKAGES}"
         sh("debootstrap", "--variant=minbase", include, DEBIAN, folder, stdout=log)
-    for path in SLIM_LACKS:
+    for path in (*SLIM_LACKS, "usr/share/locale"):
         shutil.rmtree(folder / path, ignore_errors=True)
 
 
@@ -136,8 +137,7 @@ class Replay:
 
     def _copy(self, name: str, step: Step, folder: str) -> None:
         words = step.text.split()
-        source_root = REPOSITORY
-        ignored = shutil.ignore_patterns("__pycache__")
+        source_root, ignored = REPOSITORY, _IGNORED
         if words[0].startswith("--from="):
             source_root = self.root(words.pop(0).removeprefix("--from="))
             ignored = None
@@ -146,9 +146,6 @@ class Replay:
         for word in sources:
             source = source_root / word.lstrip("/")
             if source.is_dir():
-                ignored = (
-                    shutil.ignore_patterns("__pycache__") if source_root == REPOSITORY else None
-                )
                 shutil.copytree(source, into, symlinks=True, dirs_exist_ok=True, ignore=ignored)
             else:
                 shutil.copy2(source, into)
@@ -250,7 +247,7 @@ def _check_contents(replay: Replay, name: str) -> None:
 
 def main() -> int:
     """Replay one target; exit status 1 if a limit does not hold, 2 if a step failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="cpu")
     parser.add_argument("--base", default="host", help="host, or the folder of a Debian root")
     parser.add_argument("--max-mb", type=float, default=400, help="most disk, the base included")
