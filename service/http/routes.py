@@ -24,7 +24,7 @@ from service.http import asgi
 from service.http.access import Access
 from service.http.asgi import CallerLeft, Receive, Scope, Send, header
 from service.http.events import Accepted, Parsed, Rejected, parse_events
-from service.http.protocol import while_connected
+from service.http.protocol import received_s, while_connected
 from service.http.wire import (
     Problem,
     decode_query,
@@ -33,7 +33,7 @@ from service.http.wire import (
     server_timing,
 )
 from service.ranking.admission import Deadline
-from service.ranking.query import Query, Ranking, Report
+from service.ranking.query import MAX_TIMEOUT_MS, Query, Ranking, Report
 from service.ranking.ranker import Ranker, new_id
 
 _log = logging.getLogger("ranker.http")
@@ -94,7 +94,7 @@ class RankEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        started = time.monotonic()
+        started = received_s(scope)
         request_id = header(scope, b"x-request-id") or ""
         try:
             self._access.check(scope)
@@ -103,9 +103,10 @@ class RankEndpoint:
             if query.request_id is None:
                 query = msgspec.structs.replace(query, request_id=request_id or new_id())
             request_id = query.request_id or ""
-            deadline = Deadline(self._timeout(scope, query))
+            deadline = Deadline(self._timeout(scope, query), received_s=started)
             with while_connected(scope):
                 ranking = await self._ranker.rank(query, deadline)
+            ranking.times.total_s = time.monotonic() - started
             await _reply_ranking(send, ranking)
             report = _report_of(ranking, len(query.items))
         except CallerLeft:
@@ -127,8 +128,11 @@ class RankEndpoint:
             wanted_ms = float(given)
         except ValueError:
             wanted_ms = -1.0
-        if not 0 < wanted_ms < float("inf"):
-            raise RequestFault("not a number of ms above 0", field="X-Request-Timeout-Ms")
+        if not 0 < wanted_ms <= MAX_TIMEOUT_MS:
+            raise RequestFault(
+                f"not a number of ms above 0, at most {MAX_TIMEOUT_MS}",
+                field="X-Request-Timeout-Ms",
+            )
         return min(timeout_s, wanted_ms / 1e3)
 
 
