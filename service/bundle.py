@@ -7,9 +7,11 @@ verified is what is loaded.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any, Self
 
@@ -129,13 +131,7 @@ class Bundle:
         entry = self.manifest.files.get(file)
         if entry is None:
             raise ManifestFault(f"{file} is not listed in the manifest")
-        path = self.folder / file
-        if path.is_symlink():
-            raise DigestFault(f"{file} is a symbolic link")
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise DigestFault(f"{file} cannot be read: {error}") from error
+        content = _read_plain(self.folder / file)
         if len(content) != entry.size_bytes:
             raise DigestFault(
                 f"{file} has {len(content)} bytes, the manifest says {entry.size_bytes}"
@@ -143,6 +139,25 @@ class Bundle:
         if hashlib.sha256(content).hexdigest() != entry.sha256:
             raise DigestFault(f"{file} does not have the digest of the manifest")
         return content
+
+
+def is_word(text: str) -> bool:
+    """Whether a name is plain: no separators, no leading dot, at most 100 characters."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _read_plain(path: Path) -> bytes:
+    """The bytes of a plain file: no symbolic link, and no second name elsewhere."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123  a descriptor
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                raise DigestFault(f"{path.name} is a hard link, or no plain file")
+            return file.read()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DigestFault(f"{path.name} is a symbolic link") from error
+        raise DigestFault(f"{path.name} cannot be read: {error}") from error
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from service.encoding.items import ItemTable
 from service.errors import ManifestFault
-from service.versions.loaded import LoadedVersion, Versions
+from service.versions.loaded import LoadedVersion
+from service.versions.roles import Versions
 
 _log = logging.getLogger("ranker.items")
 
