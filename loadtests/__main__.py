@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from loadtests import bench, trivial
+from loadtests import bench, swaps, trivial
 
 _COMMANDS = {
     "bench": (bench, "capacity and CPU a request of the service, against its bare engine"),
+    "swaps": (swaps, "many swaps under a steady load, with a verdict"),
     "trivial": (trivial, "a server that does nothing, to measure the generator"),
 }
 

@@ -187,6 +187,7 @@ def describe(replica: Operated) -> dict[str, Any]:
     primary = versions.primary
     wish = follower.wish
     shown: dict[str, Any] = {
+        "model": replica.model,
         "primary": primary and {"name": primary.name, "version": primary.version},
         "roles": versions.names(),
         "wish": msgspec.to_builtins(wish),
