@@ -62,8 +62,8 @@ class Fleet(Protocol):
         """Write a wish; False unless it follows the one that is there."""
         ...
 
-    async def close(self) -> None:
-        """Say no more."""
+    async def leave(self, replica: str) -> None:
+        """Take a replica off the list."""
         ...
 
 
@@ -103,8 +103,12 @@ class RedisFleet:
             raise FleetFault(f"Redis: {error}") from error
         return bool(done)
 
-    async def close(self) -> None:
+    async def leave(self, replica: str) -> None:
         """See Fleet."""
+        try:
+            await self._client.hdel(self._replicas, replica)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise FleetFault(f"Redis: {error}") from error
 
 
 _REPLACE = """
@@ -160,8 +164,12 @@ class FileFleet:
             raise FleetFault(f"{self._wish}: {error}") from error
         return True
 
-    async def close(self) -> None:
+    async def leave(self, replica: str) -> None:
         """See Fleet."""
+        try:
+            (self._replicas / f"{replica}.json").unlink(missing_ok=True)
+        except OSError as error:
+            raise FleetFault(f"{self._replicas}: {error}") from error
 
 
 def replica_name(host: str, port: int) -> str:

@@ -233,5 +233,9 @@ class Follower:
         if self._applying is not None:
             self._applying.cancel()
             await asyncio.wait([self._applying])
+        try:
+            await self._fleet.leave(self.replica)
+        except FleetFault as error:
+            _log.info("left without a word", extra={"reason": str(error)})
         await self.shadow.close()
         await self._swaps.close()
