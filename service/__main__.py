@@ -18,6 +18,7 @@ from service import cli
 from service.app import Service
 from service.http.protocol import Connection
 from service.settings import Settings, SettingsFault, load
+from service.signals.connect import check_url
 from service.signals.embedded import embedded_valkey
 from service.telemetry.log import start_logging
 
@@ -90,7 +91,7 @@ def main() -> int:
     if len(sys.argv) > 1:
         return cli.run(sys.argv[1:])
     try:
-        settings = load()
+        settings = load(checks={"redis_url": check_url})
     except SettingsFault as fault:
         print(f"wrong settings:\n{fault}", file=sys.stderr)
         return 2

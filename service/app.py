@@ -180,5 +180,11 @@ def _mount(app: Service) -> None:
         return Response(app.metrics.expose(), media_type="text/plain; version=0.0.4")
 
     token = app.settings.admin_token
-    app.include_router(admin_routes(app.replica, token=token.get_secret_value() if token else None))
+    app.include_router(
+        admin_routes(
+            app.replica,
+            token=token.get_secret_value() if token else None,
+            operation=openapi.act_operation(),
+        )
+    )
     openapi.publish_schemas(app, max_items=app.settings.max_items)

@@ -7,13 +7,13 @@ import hmac
 import logging
 import time
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from service.errors import Forbidden, NotFound, RankerError, RequestFault, Unauthenticated
+from service.errors import Forbidden, NotFound, RankerError, RequestFault, TooLarge, Unauthenticated
 from service.http.wire import fault_of, problem_of
 from service.ranking.ranker import new_id
 from service.versions import rollout
@@ -24,8 +24,9 @@ from service.versions.roles import Versions
 from service.versions.rollout import CanaryWish, ShadowWish, Wish
 
 _log = logging.getLogger("ranker.audit")
-Act = Literal["load", "promote", "canary", "shadow", "rollback"]
+_ACTS = ("load", "promote", "canary", "shadow", "rollback")
 _LAG_S = 5.0
+_MAX_BODY_BYTES = 65_536
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,8 +70,8 @@ class Operated(Protocol):
         ...
 
 
-def wish_change(act: Act, order: Order) -> Callable[[Wish], Wish]:
-    """What an act makes of a wish; raises RequestFault where the order lacks something."""
+def wish_change(act: str, order: Order) -> Callable[[Wish], Wish]:
+    """What an act makes of a wish; raises RequestFault for an order that lacks something."""
     version = order.version
     match act:
         case "promote":
@@ -98,9 +99,11 @@ def wish_change(act: Act, order: Order) -> Callable[[Wish], Wish]:
             )
             now_ms = time.time_ns() // 1_000_000
             return lambda wish: rollout.with_canary(wish, canary, now_ms=now_ms)
+        case _:
+            raise NotFound(f"no act {act!r}; there are {', '.join(_ACTS)}", field="act")
 
 
-def admin_routes(replica: Operated, *, token: str | None) -> APIRouter:
+def admin_routes(replica: Operated, *, token: str | None, operation: dict[str, Any]) -> APIRouter:
     """`GET /v1/models`, and `POST /v1/models/{name}/{act}` where a token is set."""
     router = APIRouter()
 
@@ -109,15 +112,15 @@ def admin_routes(replica: Operated, *, token: str | None) -> APIRouter:
         """What is served here, what is wished, who lags and why, and what lies in the store."""
         return describe(replica)
 
-    @router.post("/v1/models/{name}/{act}", status_code=202)
-    async def act_on(name: str, act: Act, request: Request) -> Response:
-        """Change what is wished; replicas converge on it. 202 with the new wish."""
+    @router.post("/v1/models/{name}/{act}", status_code=202, openapi_extra=operation)
+    async def act_on(name: str, act: str, request: Request) -> Response:
+        """Load, promote, canary, shadow or rollback: change what is wished of all replicas."""
         request_id = request.headers.get("x-request-id") or new_id()
         order = Order()
         outcome = "failed"
         try:
             _authorize(request.headers.get("authorization"), token)
-            order = _decode(await request.body())
+            order = _decode(await _body(request))
             wish = await _act(replica, name, act, order, by=order.by or _origin(request))
             outcome = f"generation {wish.generation}"
         except RankerError as error:
@@ -148,7 +151,7 @@ def admin_routes(replica: Operated, *, token: str | None) -> APIRouter:
     return router
 
 
-async def _act(replica: Operated, name: str, act: Act, order: Order, *, by: str) -> Wish:
+async def _act(replica: Operated, name: str, act: str, order: Order, *, by: str) -> Wish:
     if name != replica.model:
         raise NotFound(f"no model {name!r} is served here", field="name")
     if order.version is not None:
@@ -175,6 +178,15 @@ def _decode(body: bytes) -> Order:
         return msgspec.json.decode(body or b"{}", type=Order)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise fault_of(error) from error
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY_BYTES:
+            raise TooLarge(f"the body is larger than {_MAX_BODY_BYTES} bytes")
+    return body
 
 
 def _origin(request: Request) -> str:
