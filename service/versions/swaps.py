@@ -35,8 +35,8 @@ class SwapReport(msgspec.Struct, frozen=True, kw_only=True):
     replaced: str = ""
     outcome: Literal["done", "refused"]
     reason: str = ""
-    started_ns: int
-    """Since 1970."""
+    started_s: float
+    """On the monotonic clock."""
     load_s: float = 0.0
     """Open, verify, golden parity and warm-up; 0 where the version was loaded already."""
     total_s: float = 0.0
@@ -105,7 +105,7 @@ class Swaps:
         held: LoadedVersion | None = getattr(self.versions, role)
         if wanted is None or (held is not None and held.version == wanted):
             return
-        started_ns, started = time.time_ns(), time.monotonic()
+        started = time.monotonic()
         load_s = 0.0
         fault = ""
         try:
@@ -130,7 +130,7 @@ class Swaps:
                 replaced=held.version if held is not None else "",
                 outcome="refused" if fault else "done",
                 reason=fault,
-                started_ns=started_ns,
+                started_s=started,
                 load_s=load_s,
                 total_s=time.monotonic() - started,
             )
