@@ -20,6 +20,7 @@ import msgspec
 from service.errors import DigestFault, ManifestFault
 
 MANIFEST = "manifest.json"
+SIGNATURE = "manifest.json.sig"
 SCHEMA = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -108,23 +109,26 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Bundle:
     """A bundle on disk, opened for reading."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, manifest_bytes: bytes = b"") -> None:
         self.folder = folder
         self.manifest = manifest
+        self.manifest_bytes = manifest_bytes
+        """What `manifest` was decoded from, and what a signature covers."""
 
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Read the manifest of `folder`; raises ManifestFault."""
         path = folder / MANIFEST
         try:
-            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+            content = path.read_bytes()
+            manifest = msgspec.json.decode(content, type=Manifest)
         except FileNotFoundError as error:
             raise ManifestFault(f"{folder.name}: no {MANIFEST}") from error
         except OSError as error:
             raise ManifestFault(f"{folder.name}: {MANIFEST} cannot be read: {error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ManifestFault(f"{folder.name}: {MANIFEST}: {error}") from error
-        return cls(folder, manifest)
+        return cls(folder, manifest, content)
 
     def read(self, file: str) -> bytes:
         """The verified bytes of one listed file; raises ManifestFault or DigestFault."""
@@ -161,11 +165,11 @@ def _read_plain(path: Path) -> bytes:
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:
-    """Digest and size of every file of `folder` but the manifest."""
+    """Digest and size of every file of `folder` but the manifest and its signature."""
     return {
         path.name: FileEntry(hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_size)
         for path in sorted(folder.iterdir())
-        if path.is_file() and path.name != MANIFEST
+        if path.is_file() and path.name not in {MANIFEST, SIGNATURE}
     }
 
 

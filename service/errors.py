@@ -22,6 +22,7 @@ RankerError
 └── BundleFault           a version that must not be served
     ├── ManifestFault     missing, unreadable or of another schema
     ├── DigestFault       bytes differ from the manifest
+    ├── SignatureFault    the manifest is not signed by the key that is trusted
     ├── StoreFault        the store cannot be read, or its copy cannot be written
     ├── NoHeadroom        two versions do not fit into memory beside each other
     └── GoldenFault       scores differ from the expected ones
@@ -125,6 +126,10 @@ class ManifestFault(BundleFault):
 
 class DigestFault(BundleFault):
     """A file's bytes differ from the manifest."""
+
+
+class SignatureFault(BundleFault):
+    """The manifest is not signed with the trusted key."""
 
 
 class StoreFault(BundleFault):

@@ -25,6 +25,7 @@ from service.versions.loaded import LoadedVersion
 from service.versions.remote import RemoteStore
 from service.versions.roles import Versions
 from service.versions.shadow import Shadow
+from service.versions.signature import check_signature
 from service.versions.swaps import SwapReport, Swaps
 from service.versions.traffic import Traffic
 
@@ -74,6 +75,8 @@ class Replica:
     def _open(
         self, settings: Settings, report_batch: Callable[[BatchReport], None], bundle: Bundle
     ) -> LoadedVersion:
+        if settings.signing_key is not None:
+            check_signature(bundle, settings.signing_key)
         return open_version(
             bundle,
             threads=settings.engine_threads,

@@ -55,6 +55,10 @@ class Settings(BaseModel):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$",
         description="this replica's name in the fleet; host, port and process if absent",
     )
+    signing_key: Path | None = Field(
+        None,
+        description="public key (PEM) that must have signed a manifest; none need be if absent",
+    )
     fleet_folder: Path | None = Field(
         None, description="shared folder of the fleet's wished state; Redis if absent"
     )

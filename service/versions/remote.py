@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from service.bundle import MANIFEST, Bundle, Manifest, is_word
+from service.bundle import MANIFEST, SIGNATURE, Bundle, Manifest, is_word
 from service.errors import ManifestFault, NotFound, StoreFault
 
 try:
@@ -63,6 +63,9 @@ class RemoteStore:
                 folder.mkdir()
                 for file in manifest.files:
                     (folder / file).write_bytes(self._read(f"{name}/{version}/{file}"))
+                signature = f"{self._root.rstrip('/')}/{name}/{version}/{SIGNATURE}"
+                if self._files.exists(signature):
+                    (folder / SIGNATURE).write_bytes(self._files.cat_file(signature))
                 (folder / MANIFEST).write_bytes(content)
                 shutil.rmtree(shelf / version, ignore_errors=True)
                 folder.rename(shelf / version)
