@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from service.bundle import Bundle
+from service.errors import NotFound
 from service.inference.batcher import BatchReport
 from service.ranking.onlookers import Onlookers
 from service.settings import Settings
@@ -114,7 +115,12 @@ def _catalog(settings: Settings) -> Catalog:
 
 def _first(settings: Settings, catalog: Catalog) -> Sequence[str]:
     """What to serve where nothing is wished: the version set, or the newest two."""
-    return [settings.version] if settings.version else catalog.versions(settings.model)[:2]
+    if settings.version is not None:
+        return [settings.version]
+    newest = catalog.versions(settings.model)[:2]
+    if not newest:
+        raise NotFound(f"model {settings.model!r} has no version in the store")
+    return newest
 
 
 def log_swap(report: SwapReport) -> None:
