@@ -129,9 +129,10 @@ def _catalog(settings: Settings) -> Catalog:
 
 def _first(settings: Settings, catalog: Catalog) -> Sequence[str]:
     """What to serve where nothing is wished: the version set, or the newest two."""
-    if settings.version is not None:
+    if settings.version:
         return [settings.version]
-    newest = catalog.versions(settings.model)[:2]
-    if not newest:
-        raise NotFound(f"model {settings.model!r} has no version in the store")
-    return newest
+    versions = catalog.versions(settings.model)
+    if not versions:
+        reasons = "; ".join(catalog.refused.values()) or f"none under {catalog.store}"
+        raise NotFound(f"model {settings.model!r} has no readable version: {reasons}")
+    return versions[:2]

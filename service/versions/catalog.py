@@ -30,6 +30,8 @@ class Catalog:
 
     def __init__(self, store: Path, remote: Remote | None = None) -> None:
         self.store = store
+        self.refused: dict[str, str] = {}
+        """Folders whose manifest could not be read at the last look, and why."""
         self._remote = remote
 
     def names(self) -> list[str]:
@@ -49,12 +51,13 @@ class Catalog:
 
     def _local(self, name: str) -> list[Bundle]:
         found = []
+        self.refused = {}
         for path in self.store.glob(f"*/*/{MANIFEST}"):
             if path.parent.parent.name == name:
                 try:
                     found.append(Bundle.open(path.parent))
-                except BundleFault:
-                    continue
+                except BundleFault as error:
+                    self.refused[path.parent.name] = str(error)
         return found
 
     def open(self, name: str, version: str) -> Bundle:
