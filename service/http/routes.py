@@ -41,6 +41,8 @@ _NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
 
 Record = Callable[[Report], None]
 CountEvents = Callable[[str, int], None]
+Answered = Callable[[Ranking], None]
+Stored = Callable[[Sequence[Event]], None]
 
 
 class EventSink(Protocol):
@@ -83,19 +85,23 @@ class RankEndpoint:
         *,
         access: Access,
         record: Record,
+        answered: Answered,
         max_body_bytes: int,
         timeout_s: float,
     ) -> None:
+        """`record` and `answered` are called after the reply."""
         self._ranker = ranker
         self._access = access
         self._record = record
         self._max_body_bytes = max_body_bytes
         self._timeout_s = timeout_s
+        self._answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         started = received_s(scope)
         request_id = header(scope, b"x-request-id") or ""
+        answered: Ranking | None = None
         try:
             self._access.check(scope)
             body = await asgi.read_body(receive, self._max_body_bytes)
@@ -109,6 +115,7 @@ class RankEndpoint:
             ranking.times.total_s = time.monotonic() - started
             await _reply_ranking(send, ranking)
             report = _report_of(ranking, len(query.items))
+            answered = ranking
         except CallerLeft:
             report = Report(route="/rank", outcome="cancelled", status=499, request_id=request_id)
         except asyncio.CancelledError:
@@ -118,6 +125,8 @@ class RankEndpoint:
         if not report.times.total_s:
             report.times.total_s = time.monotonic() - started
         self._record(report)
+        if answered is not None:
+            self._answered(answered)
 
     def _timeout(self, scope: Scope, query: Query) -> float:
         timeout_s = self._timeout_s if query.timeout_ms is None else query.timeout_ms / 1e3
@@ -199,12 +208,14 @@ class EventsEndpoint:
         access: Access,
         record: Record,
         count: CountEvents,
+        stored: Stored,
         max_body_bytes: int,
     ) -> None:
         self._sink = sink
         self._access = access
         self._record = record
         self._count = count
+        self._stored = stored
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -221,6 +232,7 @@ class EventsEndpoint:
             if parsed.events:
                 written = await self._sink.write(parsed.events)
                 await _reply_accepted(send, parsed, written, request_id)
+                self._stored(parsed.events)
                 self._count("accepted", written.accepted)
                 self._count("duplicate", written.duplicates)
                 self._count("clamped", parsed.clamped)
