@@ -161,7 +161,7 @@ def _mount(app: Service) -> None:
         """Take clicks, dwell times and impressions."""
         return _Delegated(app._hot["/v1/events"])  # noqa: SLF001
 
-    @app.delete("/v1/users/{user_id}", openapi_extra=openapi.forget_operation())
+    @app.delete("/v1/users/{user_id:path}", openapi_extra=openapi.forget_operation())
     async def forget(user_id: str) -> Response:
         """Forget a user: signals, profile, and every local copy."""
 

@@ -123,3 +123,8 @@ class StageTimes(msgspec.Struct):
     signals_s: float = 0.0
     queue_s: float = 0.0
     inference_s: float = 0.0
+
+
+def user_key(user_id: str | None, session_id: str | None) -> str:
+    """Under which name signals are kept: a session can never pass for a user."""
+    return user_id if user_id is not None else f"session:{session_id}"

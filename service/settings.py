@@ -27,7 +27,7 @@ class SettingsFault(RankerError):
 class Settings(BaseModel):
     """Everything an operator may set; what belongs to a model is in its manifest."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65_535, description="port to listen on; 0 picks a free one")
@@ -81,7 +81,9 @@ class Settings(BaseModel):
     timeout_ms: float = Field(100, gt=2, le=60_000, description="deadline if a request names none")
     signals_budget_ms: float = Field(10, gt=0, description="most time to wait for signals")
     signals_keep: int = Field(50, ge=1, le=1_000, description="signals kept a user")
-    signals_ttl_days: float = Field(30, gt=0, description="when an idle user's signals expire")
+    signals_ttl_days: float = Field(
+        30, ge=0.001, le=36_500, description="when an idle user's signals expire"
+    )
     signals_local_mb: float = Field(64, ge=0, description="memory for last-known signals")
     redis_timeout_ms: float = Field(250, gt=0, description="socket time-out of the signal store")
     redis_connections: int = Field(8, ge=6, description="most connections to the signal store")

@@ -28,7 +28,7 @@ class Access:
             given = token if scheme.lower() == "bearer" else None
         if not given:
             raise Unauthenticated("an API key is needed: X-Api-Key, or Authorization: Bearer")
-        matches = [key for key in self._keys if hmac.compare_digest(key, given.encode())]
+        matches = [key for key in self._keys if hmac.compare_digest(key, given.encode("latin-1"))]
         if not matches:
             raise Forbidden("the API key is not known")
         if self._quota_rps is not None:

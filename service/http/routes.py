@@ -1,11 +1,10 @@
-"""The hot routes: `POST /rank`, `POST /v1/events`, `DELETE /v1/users/{user_id}`.
+"""The data routes: `POST /rank`, `POST /v1/events`, `DELETE /v1/users/{user_id}`.
 
 Each is a bare ASGI endpoint; telemetry is written after the reply.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from service.errors import (
 )
 from service.http import asgi
 from service.http.access import Access
-from service.http.asgi import CallerLeft, Receive, Scope, Send, header
+from service.http.asgi import CallerLeft, Receive, Scope, Send, header, request_id_of
 from service.http.events import Accepted, Parsed, Rejected, parse_events
 from service.http.protocol import received_s, while_connected
 from service.http.wire import (
@@ -100,7 +99,7 @@ class RankEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         started = received_s(scope)
-        request_id = header(scope, b"x-request-id") or ""
+        request_id = request_id_of(scope) or ""
         answered: Ranking | None = None
         try:
             self._access.check(scope)
@@ -118,8 +117,6 @@ class RankEndpoint:
             answered = ranking
         except CallerLeft:
             report = Report(route="/rank", outcome="cancelled", status=499, request_id=request_id)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:  # noqa: BLE001  a bug becomes a 500, and the log has it
             report = await _reply_error(send, error, request_id or new_id(), "/rank")
         if not report.times.total_s:
@@ -221,7 +218,7 @@ class EventsEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 202 once the events are in the signal store."""
         started = time.monotonic()
-        request_id = header(scope, b"x-request-id") or new_id()
+        request_id = request_id_of(scope) or new_id()
         outcome: Outcome = "ok"
         status = 202
         try:
@@ -247,8 +244,6 @@ class EventsEndpoint:
             report = Report(
                 route="/v1/events", outcome="cancelled", status=499, request_id=request_id
             )
-        except asyncio.CancelledError:
-            raise
         except Exception as error:  # noqa: BLE001  a bug becomes a 500, and the log has it
             report = await _reply_error(send, error, request_id, "/v1/events")
         report.times.total_s = time.monotonic() - started
@@ -278,11 +273,11 @@ async def forget_user(
     user_id: str, *, sink: EventSink, access: Access, scope: Scope, send: Send
 ) -> None:
     """`DELETE /v1/users/{user_id}`: 204 once nothing is known of the user."""
-    request_id = header(scope, b"x-request-id") or new_id()
+    request_id = request_id_of(scope) or new_id()
     try:
         access.check(scope)
         await sink.forget(user_id)
-    except RankerError as error:
-        await asgi.reply_problem(send, problem_of(error, request_id))
+    except Exception as error:  # noqa: BLE001  a bug becomes a 500, and the log has it
+        await _reply_error(send, error, request_id, "/v1/users")
         return
     await asgi.reply(send, 204, [(b"x-request-id", request_id.encode())], b"")

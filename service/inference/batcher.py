@@ -99,23 +99,23 @@ class MicroBatcher:
         """Use one more rung; from any thread. It learns its cost from its first batches."""
         self.ladder.add(self._lane(rung, breaker=self._breaker()))
 
-    def check(self, tiles: int, deadline_s: float) -> None:
+    def check(self, tiles: int, deadline_s: float, priority: Priority) -> None:
         """Raise Overloaded where no rung could score a job of so many tiles in time.
 
         Raises BackendRecoverable where no rung takes jobs at all.
         """
-        self.ladder.choose(tiles, deadline_s - self._clock())
+        self.ladder.choose(tiles, deadline_s - self._clock(), priority)
 
     def submit(
         self, person: Person, slate: Slate, *, deadline_s: float, priority: Priority
     ) -> asyncio.Future[JobScores]:
         """Queue a whole slate; raises what `check` raises.
 
-        The future may raise DeadlineExceeded or BackendFault. Cancelling it takes the job
-        out of the queue.
+        The future may raise DeadlineExceeded or BackendFault. A job whose future is done
+        makes room at once and never reaches an engine.
         """
         tiles = slate.tiles(self._tile_width)
-        lane = self.ladder.choose(tiles, deadline_s - self._clock())
+        lane = self.ladder.choose(tiles, deadline_s - self._clock(), priority)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         future: asyncio.Future[JobScores] = self._loop.create_future()
