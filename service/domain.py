@@ -30,6 +30,8 @@ DegradedReason = Literal[
 ]
 SignalSource = Literal["redis", "local", "none"]
 BackendName = Literal["tensorrt", "onnxruntime", "openvino", "prior"]
+BackendKind = Literal["tensorrt", "onnx-cuda", "openvino", "onnx-cpu"]
+"""An engine and where it runs; the words of operators."""
 Outcome = Literal["ok", "degraded", "invalid", "overloaded", "expired", "cancelled", "failed"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from service.domain import BackendName, Float32Array
+from service.domain import BackendKind, BackendName, Float32Array
 from service.encoding.batch import Batch
 from service.errors import BackendRecoverable, ManifestFault
 
@@ -29,6 +29,7 @@ class OnnxCpu:
     """One single-threaded session by default: a second thread gains little and doubles CPU."""
 
     name: BackendName = "onnxruntime"
+    kind: BackendKind = "onnx-cpu"
 
     def __init__(self, graph: bytes, *, precision: str, threads: int = 1) -> None:
         """Load a verified graph; raises ManifestFault if it is not one that we can feed."""
