@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from loadtests import bench, trivial
+from loadtests import bench, bench_backend, trivial
 
 _COMMANDS = {
     "bench": (bench, "capacity and CPU a request of the service, against its bare engine"),
+    "backends": (bench_backend, "every engine of this host, on one model"),
     "trivial": (trivial, "a server that does nothing, to measure the generator"),
 }
 
