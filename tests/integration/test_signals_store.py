@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 
 import pytest
 from redis.asyncio import Redis
 
 from service.domain import EMPTY_STATE, Event, Profile, Signal, UserState
 from service.errors import RequestFault
+from service.signals.exchange import Command, Exchange, Reply
 from service.signals.keys import keys_of
 from service.signals.store import SignalStore
 
 NOW_MS = 1_717_171_717_123
+Fetch = asyncio.Task[UserState]
 
 
 def click(user: str, item: str, *, at_ms: int = NOW_MS, event_id: str | None = None) -> Event:
@@ -131,16 +134,61 @@ async def test_forgetting_removes_every_key_and_the_local_copy(
     assert items(await fetch(store, "v")) == ["b"]
 
 
+class HeldExchange:
+    """The real exchange, but its replies reach the readers only after `release`."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.timeout_s = exchange.timeout_s
+        self.release = asyncio.Event()
+        self.answered = asyncio.Semaphore(0)
+
+    async def __call__(self, commands: Sequence[Command]) -> list[Reply]:
+        replies = await self._exchange(commands)
+        self.answered.release()
+        await self.release.wait()
+        return replies
+
+    async def close(self) -> None:
+        await self._exchange.close()
+
+
+async def held_reads(store: SignalStore, *users: str) -> tuple[HeldExchange, list[Fetch]]:
+    """A pipeline for each user, read by Redis and on its way back."""
+    held = HeldExchange(store._reads._exchange)
+    store._reads._exchange = held
+    reading = []
+    for user in users:
+        reading.append(asyncio.create_task(fetch(store, user)))
+        await held.answered.acquire()
+    return held, reading
+
+
 async def test_an_answer_on_its_way_does_not_bring_a_forgotten_user_back(
     store: SignalStore,
 ) -> None:
-    await store.write([click("u", "a")])
-    reading = asyncio.create_task(fetch(store, "u"))
-    await asyncio.sleep(0)  # the reader queues
-    await asyncio.sleep(0)  # the pipeline leaves
+    await store.write([click("u", "a"), click("v", "b")])
+    held, reading = await held_reads(store, "u", "v")
     await store.forget("u")
-    await reading
+    held.release.set()
+    await asyncio.gather(*reading)
     assert store.local.get("u") is None
+    assert store.local.get("v") is not None
+
+
+async def test_readers_who_left_while_every_pipeline_was_busy_are_not_read(
+    store: SignalStore, valkey: Redis
+) -> None:
+    held, reading = await held_reads(store, "a", "b", "c", "d")
+    left = await store.fetch("left", token=None, budget_s=0.01)
+    staying = asyncio.create_task(fetch(store, "staying"))
+    await asyncio.sleep(0.01)
+    held.release.set()
+    states = await asyncio.gather(*reading, staying)
+    assert left == EMPTY_STATE
+    assert [state.source for state in states] == ["redis"] * 5
+    assert (store.counts.late, store.counts.pipelines) == (1, 5)
+    assert (await valkey.info("commandstats"))["cmdstat_lrange"]["calls"] == 5
 
 
 @pytest.mark.parametrize(
