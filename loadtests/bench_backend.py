@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
@@ -17,16 +17,18 @@ import numpy as np
 
 from loadtests.engine_subjects import Subject, from_bundle, from_preset, random_batch
 from service.bundle import Bundle
+from service.domain import BackendKind
 from service.encoding.batch import Batch
 from service.errors import BackendFault, BundleFault, GoldenFault
 from service.inference.backends import cuda
 from service.inference.backends.base import Backend
-from service.inference.backends.select import opener
+from service.inference.backends.plans import PlanCache
+from service.inference.backends.select import Source, open_backend
 from service.inference.parity import check_parity
 
 _WARM_RUNS = 4
 _MOST_RUNS = 2_000
-_KINDS = ("tensorrt", "onnx-cuda", "openvino", "onnx-cpu")
+_KINDS: tuple[BackendKind, ...] = ("tensorrt", "onnx-cuda", "openvino", "onnx-cpu")
 
 
 class Line(msgspec.Struct, kw_only=True):
@@ -51,10 +53,10 @@ class Line(msgspec.Struct, kw_only=True):
 class Variant(msgspec.Struct, frozen=True):
     """One way to open a subject."""
 
-    kind: str
+    kind: BackendKind
     precision: str
     graphs: bool
-    open: Callable[[], Backend]
+    source: Source
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--for-s", type=float, default=1.0, help="time for each batch size")
     parser.add_argument("--copies", type=int, default=1, help="models held at once")
     parser.add_argument("--peak-tflops", type=float, help="measured fp16 rate, for the floor")
+    parser.add_argument("--plans", type=Path, help="folder where TensorRT's plans are kept")
     parser.add_argument("--out", type=Path, help="also write the lines as JSON")
 
 
@@ -111,26 +114,26 @@ def _variants(subject: Subject, args: argparse.Namespace) -> Iterator[Variant]:
             if kind in {"onnx-cpu", "openvino"} and precision != "fp32":
                 continue
             for graphs in (False, True) if kind == "onnx-cuda" else (kind == "tensorrt",):
-                yield Variant(
-                    kind,
-                    precision,
-                    graphs,
-                    opener(
-                        kind,
-                        graph,
-                        precision=precision.partition("+")[0],
-                        spec=subject.spec,
-                        limits=subject.limits,
-                        threads=args.threads,
-                        graphs=graphs,
-                    ),
+                source = Source(
+                    name=subject.name.partition(",")[0].replace(" ", "-"),
+                    graph=graph,
+                    precision=precision.partition("+")[0],
+                    spec=subject.spec,
+                    limits=subject.limits,
+                    threads=args.threads,
+                    graphs=graphs,
+                    build=True,
                 )
+                yield Variant(kind, precision, graphs, source)
 
 
 def _measure(subject: Subject, variant: Variant, args: argparse.Namespace) -> Iterator[Line]:
     gauge = _Gauge()
     before = gauge.free_mb()
-    backend, *others = (variant.open() for _ in range(args.copies))
+    plans = PlanCache(args.plans) if args.plans else None
+    backend, *others = (
+        open_backend(variant.kind, variant.source, plans) for _ in range(args.copies)
+    )
     try:
         error = check_parity(backend, subject.golden)
         for users in args.users:

@@ -1,4 +1,4 @@
-"""Every engine that this host can run, on one model: parity, latency, throughput, memory, energy."""
+"""Every engine that this host can run, on one model: parity, speed, memory, energy."""
 
 from __future__ import annotations
 

@@ -70,6 +70,11 @@ def output_layout(bucket: Bucket, spec: InputSpec) -> Layout:
     return {OUTPUT: ((bucket.tiles, spec.tile_width, 2), np.dtype(np.float32))}
 
 
+def zeros(layout: Layout) -> dict[str, NDArray[Any]]:
+    """New arrays of a layout; row 0 is a safe id."""
+    return {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
+
+
 def fill(arrays: dict[str, NDArray[Any]], batch: Batch) -> None:
     """Write a batch over the first rows; rows behind it keep old, valid ids of user 0."""
     for name in Batch.__struct_fields__:

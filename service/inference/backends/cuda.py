@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -108,6 +109,51 @@ class Stream:
     def close(self) -> None:
         """Free the stream."""
         self._runtime.cudaStreamDestroy(self.handle)
+
+
+class Graph:
+    """Launches that were captured once and are replayed as one."""
+
+    def __init__(self, executable: Any) -> None:
+        self._runtime = _runtime()
+        self._executable = executable
+
+    def launch(self, stream: Stream) -> None:
+        """Queue the replay; raises BackendFault."""
+        ask(self._runtime.cudaGraphLaunch(self._executable, stream.handle), "graph launch")
+
+    def close(self) -> None:
+        """Free the graph."""
+        self._runtime.cudaGraphExecDestroy(self._executable)
+
+
+def capture(stream: Stream, enqueue: Callable[[], None]) -> Graph | None:
+    """What `enqueue` queues, as a graph; None if it cannot be captured."""
+    runtime = _runtime()
+    mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+    ask(runtime.cudaStreamBeginCapture(stream.handle, mode), "begin capture")
+    try:
+        enqueue()
+    except BackendRecoverable:
+        captured = None
+    else:
+        captured = True
+    code, graph = runtime.cudaStreamEndCapture(stream.handle)  # must end, whatever happened
+    if captured is None or int(code):
+        runtime.cudaGetLastError()  # a failed capture leaves its error behind
+        return None
+    code, executable = runtime.cudaGraphInstantiate(graph, 0)
+    runtime.cudaGraphDestroy(graph)
+    if int(code):
+        runtime.cudaGetLastError()
+        return None
+    return Graph(executable)
+
+
+def last_fault(what: str) -> BackendFault:
+    """The error of our own for what the runtime last met; recoverable if it met nothing."""
+    (code,) = _runtime().cudaPeekAtLastError()
+    return fault_of(int(code), what)
 
 
 class Slab:

@@ -2,41 +2,188 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from service.bundle import BatchSpec, InputSpec
-from service.inference.backends import cuda
+import msgspec
+
+from service.bundle import BatchSpec, Bundle, InputSpec
+from service.domain import BackendChoice, BackendKind
+from service.errors import BackendFault, BundleFault, ManifestFault
+from service.inference.backends import openvino, tensorrt
 from service.inference.backends.base import Backend
+from service.inference.backends.buckets import Buckets, resized
+from service.inference.backends.cuda import Unavailable
+from service.inference.backends.openvino import OpenVino
+from service.inference.backends.plans import PlanCache
+from service.inference.parity import Golden, check_parity
+
+_log = logging.getLogger("ranker.rungs")
+_PRECISIONS: dict[BackendKind, tuple[str, ...]] = {
+    "tensorrt": ("int8", "fp8", "fp16", "fp32"),
+    "onnx-cuda": ("fp16", "fp32"),
+    "openvino": ("fp32",),
+    "onnx-cpu": ("fp32",),
+}
+"""The kinds in the order in which they are tried, each with its graphs, best first."""
+_CAPTURE_RUNS = 3
+"""ONNX Runtime runs a bucket plainly before it captures it."""
 
 
-def opener(
-    kind: str,
-    graph: bytes,
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A verified graph and what an engine must know of it."""
+
+    name: str
+    """For the name of a plan's file."""
+    graph: bytes
+    precision: str
+    spec: InputSpec
+    limits: BatchSpec
+    threads: int = 1
+    graphs: bool = True
+    """Whether a device captures its launches."""
+    build: bool = False
+    """Whether to build a plan that is not in the cache, which takes long."""
+
+
+def open_backend(kind: BackendKind, source: Source, plans: PlanCache | None = None) -> Backend:
+    """Open one engine; raises Unavailable if this host cannot run it, or a BundleFault."""
+    return _OPENERS[kind](source, plans)
+
+
+def _onnx_cpu(source: Source, _: PlanCache | None) -> Backend:
+    from service.inference.backends.onnx import OnnxCpu  # noqa: PLC0415  may be missing
+
+    return OnnxCpu(source.graph, precision=source.precision, threads=source.threads)
+
+
+def _onnx_cuda(source: Source, _: PlanCache | None) -> Backend:
+    from service.inference.backends.onnx import OnnxCuda  # noqa: PLC0415
+
+    return OnnxCuda(
+        source.graph,
+        precision=source.precision,
+        spec=source.spec,
+        limits=source.limits,
+        graphs=source.graphs,
+    )
+
+
+def _openvino(source: Source, _: PlanCache | None) -> Backend:
+    return OpenVino(source.graph, spec=source.spec, limits=source.limits, threads=source.threads)
+
+
+def _tensorrt(source: Source, plans: PlanCache | None) -> Backend:
+    if plans is None:
+        raise Unavailable("no folder for plans is set")
+    return tensorrt.open_plan(
+        source.graph,
+        name=source.name,
+        precision=source.precision,
+        spec=source.spec,
+        limits=source.limits,
+        plans=plans,
+        build=source.build,
+    )
+
+
+_OPENERS: dict[BackendKind, Callable[[Source, PlanCache | None], Backend]] = {
+    "tensorrt": _tensorrt,
+    "onnx-cuda": _onnx_cuda,
+    "openvino": _openvino,
+    "onnx-cpu": _onnx_cpu,
+}
+
+
+def open_rungs(
+    bundle: Bundle,
+    golden: Golden,
     *,
-    precision: str,
-    spec: InputSpec,
-    limits: BatchSpec,
+    choice: BackendChoice = "auto",
     threads: int = 1,
-    graphs: bool = True,
-) -> Callable[[], Backend]:
-    """What opens one engine on a verified graph.
+    plans: Path | None = None,
+) -> list[Backend]:
+    """The engines of a bundle on this host, best first, each within its golden tolerance.
 
-    The call raises Unavailable if the host cannot run it, ManifestFault if it refuses the graph.
+    `auto` takes what there is. A named engine must open, and keeps ONNX Runtime on the CPU
+    behind it. Raises a BundleFault if what must open does not.
     """
+    kinds = _kinds(choice)
+    cache = None if plans is None else PlanCache(plans)
+    rungs: list[Backend] = []
+    reasons: dict[BackendKind, Unavailable | BundleFault] = {}
+    for kind in kinds:
+        try:
+            rungs.append(_open_checked(bundle, golden, kind, threads, cache))
+        except (Unavailable, BundleFault) as error:
+            reasons[kind] = error
+            level = logging.INFO if isinstance(error, Unavailable) else logging.WARNING
+            _log.log(level, "no rung", extra={"rung": kind, "reason": str(error)})
+    must = kinds[-1] if choice == "auto" else choice
+    if (choice == "auto" and rungs) or must not in reasons:
+        return rungs
+    for backend in rungs:
+        backend.close()
+    reason = reasons[must]
+    if isinstance(reason, BundleFault):
+        raise reason
+    raise ManifestFault(f"backend {must} is not at hand: {reason}") from reason
 
-    def onnx_cpu() -> Backend:
-        from service.inference.backends.onnx import OnnxCpu  # noqa: PLC0415  a missing library
 
-        return OnnxCpu(graph, precision=precision, threads=threads)
+def _kinds(choice: BackendChoice) -> tuple[BackendKind, ...]:
+    """What to open, in this order."""
+    if choice == "auto":
+        return tuple(kind for kind in _PRECISIONS if kind != "openvino" or openvino.has_bf16())
+    return (choice,) if choice == "onnx-cpu" else (choice, "onnx-cpu")
 
-    def onnx_cuda() -> Backend:
-        from service.inference.backends.onnx import OnnxCuda  # noqa: PLC0415
 
-        return OnnxCuda(graph, precision=precision, spec=spec, limits=limits, graphs=graphs)
+def _open_checked(
+    bundle: Bundle, golden: Golden, kind: BackendKind, threads: int, plans: PlanCache | None
+) -> Backend:
+    """The first precision of the bundle that this engine scores well enough."""
+    fault: Unavailable | BundleFault = ManifestFault(
+        f"no graph for {kind} among {sorted(bundle.manifest.graphs)}"
+    )
+    for source in _sources(bundle, kind, threads):
+        try:
+            backend = open_backend(kind, source, plans)
+        except (Unavailable, BundleFault) as error:
+            fault = error
+            continue
+        try:
+            error_found = check_parity(backend, golden)
+            _capture(backend, golden, source.limits)
+        except (BundleFault, BackendFault) as error:
+            backend.close()
+            fault = error if isinstance(error, BundleFault) else ManifestFault(f"{kind}: {error}")
+            _log.warning("graph refused", extra={"rung": kind, "reason": str(fault)})
+            continue
+        _log.info(
+            "rung ready",
+            extra={"rung": kind, "precision": backend.precision, "golden_error": error_found},
+        )
+        return backend
+    raise fault
 
-    def missing() -> Backend:
-        raise cuda.Unavailable(f"{kind} is not built in")
 
-    assert importlib.util.find_spec("onnxruntime")
-    return {"onnx-cpu": onnx_cpu, "onnx-cuda": onnx_cuda}.get(kind, missing)
+def _sources(bundle: Bundle, kind: BackendKind, threads: int) -> Iterator[Source]:
+    manifest = bundle.manifest
+    for precision in _PRECISIONS[kind]:
+        if precision in manifest.graphs:
+            yield Source(
+                name=f"{manifest.name}-{manifest.version}",
+                graph=bundle.read(manifest.graphs[precision]),
+                precision=precision,
+                spec=manifest.input,
+                limits=manifest.batch,
+                threads=threads,
+            )
+
+
+def _capture(backend: Backend, golden: Golden, limits: BatchSpec) -> None:
+    """Run every size that a device or a compiler prepares apart, until it is prepared."""
+    if backend.kind != "onnx-cpu":
+        for bucket in Buckets(limits).pairs:
+            for _ in range(_CAPTURE_RUNS):
+                backend.score(resized(golden.batch, bucket))
