@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shlex
 import signal
 import sys
@@ -17,9 +18,12 @@ from pydantic import SecretStr
 from service.app import Service
 from service.http.protocol import Connection
 from service.settings import Settings, SettingsFault, load
+from service.signals.connect import check_url
 from service.signals.embedded import embedded_valkey
 from service.telemetry.log import start_logging
 
+DEVICE_LOST = 75
+"""The exit status of a process whose GPU is gone: start another one."""
 _SWITCH_INTERVAL_S = 0.0005
 """The device thread must not wait 5 ms, Python's default, for the interpreter lock."""
 
@@ -85,9 +89,9 @@ def _with_store(settings: Settings) -> Iterator[Settings]:
 
 
 def main() -> int:
-    """Serve until a signal; the exit status is 2 for a wrong environment."""
+    """Serve until a signal; the exit status is 2 for a wrong environment, 75 for a lost device."""
     try:
-        settings = load()
+        settings = load(checks={"redis_url": check_url})
     except SettingsFault as fault:
         print(f"wrong settings:\n{fault}", file=sys.stderr)
         return 2
@@ -112,7 +116,11 @@ def main() -> int:
         )
         server = Server(config, app)
         server.run()
-        return 0 if server.started else 1
+    if app.device_lost:
+        # a lost device may hang or abort whoever tidies up after it
+        sys.stdout.flush()
+        os._exit(DEVICE_LOST)
+    return 0 if server.started else 1
 
 
 if __name__ == "__main__":

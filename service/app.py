@@ -47,6 +47,8 @@ class Service(FastAPI):
         self.versions = Versions()
         self.loaded = asyncio.Event()
         """Set once the first load has ended, well or not."""
+        self.device_lost = False
+        """Whether a device was lost when the service shut down."""
         self.catalog = Catalog(settings.store)
         self.admission = Admission(max_in_flight=settings.max_in_flight)
         self.access = Access(
@@ -87,6 +89,11 @@ class Service(FastAPI):
                 return
         await super().__call__(scope, receive, send)
 
+    def lost_s(self) -> float | None:
+        """Seconds since the primary lost a device; None if it has all."""
+        primary = self.versions.primary
+        return None if primary is None else primary.batcher.ladder.lost_s()
+
     async def load(self) -> None:
         """Bring the configured version up; a fault leaves the service not ready, and says why."""
         try:
@@ -104,6 +111,9 @@ class Service(FastAPI):
                 bundle,
                 threads=settings.engine_threads,
                 max_queue_s=settings.max_queue_ms / 1e3,
+                backend=settings.backend,
+                plans=settings.plans,
+                stall_s=settings.stall_ms / 1e3,
                 report=self.metrics.record_batch,
             )
         except RankerError as error:
@@ -151,6 +161,7 @@ async def _lifespan(app: Service) -> AsyncIterator[None]:
         if feeding is not None:
             feeding.cancel()
         await loading
+        app.device_lost = app.lost_s() is not None
         await app.versions.close()
         await app.signals.close()
 
@@ -191,11 +202,17 @@ def _mount(app: Service) -> None:
 
         return _Delegated(endpoint)
 
-    @app.get("/livez")
-    @app.get("/v2/health/live")
-    async def live() -> dict[str, str]:
-        """The event loop runs."""
-        return {"status": "live"}
+    lost: dict[int | str, dict[str, Any]] = {503: {"description": "a device is lost for good"}}
+
+    @app.get("/livez", responses=lost)
+    @app.get("/v2/health/live", responses=lost)
+    async def live(response: Response) -> dict[str, str]:
+        """The event loop runs, and no device has been lost for long."""
+        lost_s = app.lost_s()
+        if lost_s is None or lost_s < app.settings.lost_grace_ms / 1e3:
+            return {"status": "live"}
+        response.status_code = 503
+        return {"status": "not live", "reason": "a device is lost; this process must be replaced"}
 
     @app.get("/readyz", responses=not_ready)
     @app.get("/v2/health/ready", responses=not_ready)

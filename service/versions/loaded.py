@@ -32,6 +32,7 @@ class LoadedVersion:
         executor: Executor,
         max_queue_s: float,
         report: Callable[[BatchReport], None],
+        stall_s: float = 0.05,
     ) -> None:
         self.manifest = manifest
         self.space = space
@@ -45,6 +46,7 @@ class LoadedVersion:
             tile_width=manifest.input.tile_width,
             limits=manifest.batch,
             max_queue_s=max_queue_s,
+            stall_s=stall_s,
             report=report,
         )
         self._leases = 0
