@@ -151,7 +151,7 @@ def _measure(subject: Subject, variant: Variant, args: argparse.Namespace) -> It
                 model=subject.name,
                 backend=variant.kind,
                 precision=variant.precision,
-                graphs=variant.graphs,
+                graphs=bool(getattr(backend, "graphs", variant.graphs)),
                 users=users,
                 runs=len(times_s),
                 p50_ms=p50_s * 1e3,

@@ -9,7 +9,7 @@ import pytest
 
 from service.bundle import Bundle
 from service.errors import PlanFault
-from service.inference.backends import cuda, plan_process, tensorrt
+from service.inference.backends import cuda, side_process, tensorrt
 from service.inference.backends.plans import Profile
 
 SHOP = Bundle.open(next((Path(__file__).parents[2] / "models" / "store" / "shop").iterdir()))
@@ -21,7 +21,7 @@ PROFILES = (Profile(1, 1), Profile(4, 8))
 @pytest.fixture(scope="module")
 def plan() -> bytes:
     pytest.importorskip("tensorrt_rtx_bindings", reason="the extra rtx is not installed")
-    return plan_process.build(GRAPH, spec=SPEC, profiles=PROFILES, sm="8.6")
+    return side_process.build(GRAPH, spec=SPEC, profiles=PROFILES, sm="8.6")
 
 
 def has_device() -> bool:
@@ -42,13 +42,13 @@ def test_the_shipped_graph_becomes_a_plan(plan: bytes) -> None:
 def test_a_plan_for_a_device_that_rtx_does_not_serve_is_refused() -> None:
     pytest.importorskip("tensorrt_rtx_bindings", reason="the extra rtx is not installed")
     with pytest.raises(PlanFault, match="nothing for SM90"):
-        plan_process.build(GRAPH, spec=SPEC, profiles=PROFILES, sm="9.0")
+        side_process.build(GRAPH, spec=SPEC, profiles=PROFILES, sm="9.0")
 
 
 def test_a_file_that_is_no_graph_is_refused_with_the_parsers_words() -> None:
     pytest.importorskip("tensorrt_rtx_bindings", reason="the extra rtx is not installed")
     with pytest.raises(PlanFault, match="cannot read the graph"):
-        plan_process.build(b"no graph", spec=SPEC, profiles=PROFILES, sm="8.6")
+        side_process.build(b"no graph", spec=SPEC, profiles=PROFILES, sm="8.6")
 
 
 @without_device
@@ -56,7 +56,7 @@ def test_without_a_device_nothing_of_the_library_is_called(plan: bytes, tmp_path
     path = tmp_path / "a.plan"
     path.write_bytes(plan)
     with pytest.raises(PlanFault, match="Unavailable: no CUDA device: error 35"):
-        plan_process.check(path)
+        side_process.check(path)
 
 
 @without_device
@@ -80,7 +80,7 @@ def test_a_side_process_that_is_ended_by_a_signal_is_a_plan_fault(
     fake.chmod(0o700)
     monkeypatch.setattr(sys, "executable", os.fspath(fake))
     with pytest.raises(PlanFault, match="ended by signal 11"):
-        plan_process.check(tmp_path / "a.plan")
+        side_process.check(tmp_path / "a.plan")
 
 
 def test_the_logger_is_one_for_the_whole_process() -> None:

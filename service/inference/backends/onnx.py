@@ -14,6 +14,8 @@ from service.encoding.batch import Batch
 from service.errors import BackendRecoverable, ManifestFault
 from service.inference.backends import buckets, cuda
 
+_CAPTURE_RUNS = 3
+"""A bucket is run plainly twice before it is captured."""
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 # onnxruntime's exceptions share no base class of their own
@@ -85,6 +87,13 @@ class OnnxCpu:
         self._session = None
 
 
+def check_device() -> None:
+    """Raise Unavailable where ONNX Runtime could not use a CUDA device."""
+    if CUDA not in ort.get_available_providers():
+        raise cuda.Unavailable("this onnxruntime has no CUDA provider")
+    cuda.probe()
+
+
 class _Slot(msgspec.Struct):
     """A bucket's memory, bound to the session once and for all."""
 
@@ -113,14 +122,13 @@ class OnnxCuda:
         graphs: bool = True,
     ) -> None:
         """Load a verified graph; raises Unavailable without a device, ManifestFault."""
-        if CUDA not in ort.get_available_providers():
-            raise cuda.Unavailable("this onnxruntime has no CUDA provider")
-        cuda.probe()
+        check_device()
         ort.preload_dlls()
         self.precision = precision
         self._spec = spec
         self._buckets = buckets.Buckets(limits)
-        self._graphs = graphs
+        self.graphs = graphs
+        """Whether launches are captured; try it in a side process first, as it may abort."""
         self._slots: dict[buckets.Bucket, _Slot] = {}
         self._stream = cuda.Stream()
         options = _options(threads=1)
@@ -149,6 +157,13 @@ class OnnxCuda:
         self._stream.wait()
         return buckets.take(slot.outputs.arrays, batch)
 
+    def capture(self) -> None:
+        """Run every bucket until it is captured; raises BackendFault."""
+        for bucket in self._buckets.pairs:
+            batch = Batch(**buckets.zeros(buckets.input_layout(bucket, self._spec)))
+            for _ in range(_CAPTURE_RUNS):
+                self.score(batch)
+
     def _slot(self, bucket: buckets.Bucket) -> _Slot:
         reading = buckets.input_layout(bucket, self._spec)
         writing = buckets.output_layout(bucket, self._spec)
@@ -163,7 +178,7 @@ class OnnxCuda:
             slot.binding.bind_output(name, "cuda", 0, dtype.type, list(shape), at)
         # we wait for the stream ourselves, once, after the copy back
         slot.options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        serial = len(self._slots) + 1 if self._graphs else -1
+        serial = len(self._slots) + 1 if self.graphs else -1
         slot.options.add_run_config_entry("gpu_graph_id", str(serial))
         self._slots[bucket] = slot
         return slot

@@ -10,8 +10,8 @@ import msgspec
 
 from service.bundle import BatchSpec, Bundle, InputSpec
 from service.domain import BackendChoice, BackendKind
-from service.errors import BackendFault, BundleFault, ManifestFault
-from service.inference.backends import openvino, tensorrt
+from service.errors import BackendFault, BundleFault, ManifestFault, PlanFault
+from service.inference.backends import openvino, side_process, tensorrt
 from service.inference.backends.base import Backend
 from service.inference.backends.buckets import Buckets, resized
 from service.inference.backends.cuda import Unavailable
@@ -28,7 +28,7 @@ _PRECISIONS: dict[BackendKind, tuple[str, ...]] = {
 }
 """The kinds in the order in which they are tried, each with its graphs, best first."""
 _CAPTURE_RUNS = 3
-"""ONNX Runtime runs a bucket plainly before it captures it."""
+"""ONNX Runtime runs a bucket plainly twice before it captures it."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,14 +59,22 @@ def _onnx_cpu(source: Source, _: PlanCache | None) -> Backend:
 
 
 def _onnx_cuda(source: Source, _: PlanCache | None) -> Backend:
-    from service.inference.backends.onnx import OnnxCuda  # noqa: PLC0415
+    from service.inference.backends.onnx import OnnxCuda, check_device  # noqa: PLC0415
 
+    check_device()
+    graphs = source.graphs
+    if graphs:
+        try:
+            side_process.capture(source.graph, spec=source.spec, limits=source.limits)
+        except PlanFault as error:
+            graphs = False
+            _log.warning("launches are not captured", extra={"reason": str(error)})
     return OnnxCuda(
         source.graph,
         precision=source.precision,
         spec=source.spec,
         limits=source.limits,
-        graphs=source.graphs,
+        graphs=graphs,
     )
 
 

@@ -19,7 +19,7 @@ from service.bundle import BatchSpec, InputSpec
 from service.domain import BackendKind, BackendName, Float32Array
 from service.encoding.batch import Batch
 from service.errors import BackendRecoverable, PlanFault
-from service.inference.backends import buckets, cuda, plan_process
+from service.inference.backends import buckets, cuda, side_process
 from service.inference.backends.buckets import Bucket, Buckets
 from service.inference.backends.plans import PlanCache, PlanKey, Profile
 
@@ -131,9 +131,9 @@ def open_plan(
         if not build:
             raise
         _log.warning("building a plan", extra={"reason": str(reason)})
-        plan = plan_process.build(graph, spec=spec, profiles=key.profiles, sm=key.sm)
+        plan = side_process.build(graph, spec=spec, profiles=key.profiles, sm=key.sm)
         plans.write(name, key, plan)
-    plan_process.check(plans.path(name, precision))
+    side_process.check(plans.path(name, precision))
     return TensorRt(lib, plan, precision=precision, spec=spec, limits=limits)
 
 
