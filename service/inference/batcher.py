@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -31,7 +32,7 @@ from service.inference.executor import Executor
 from service.inference.jobs import Job, JobScores
 from service.inference.ladder import Ladder
 from service.inference.lane import Flight, Lane
-from service.inference.rung import Scored
+from service.inference.rung import Rung, Scored
 
 __all__ = ["BatchReport", "JobScores", "MicroBatcher"]
 
@@ -65,8 +66,10 @@ class MicroBatcher:
         breaker: Callable[[], RatioBreaker] = RatioBreaker,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._lane = partial(Lane, limits=limits, clock=clock)
+        self._breaker = breaker
         self.ladder = Ladder(
-            [Lane(rung, limits, breaker=breaker(), clock=clock) for rung in executor.rungs],
+            [self._lane(rung, breaker=breaker()) for rung in executor.rungs],
             max_queue_s=max_queue_s,
             clock=clock,
         )
@@ -91,6 +94,10 @@ class MicroBatcher:
     def wait_s(self) -> float:
         """Predicted seconds until a job that came now would start."""
         return self.ladder.wait_s()
+
+    def add_rung(self, rung: Rung) -> None:
+        """Use one more rung; from any thread. It learns its cost from its first batches."""
+        self.ladder.add(self._lane(rung, breaker=self._breaker()))
 
     def check(self, tiles: int, deadline_s: float) -> None:
         """Raise Overloaded where no rung could score a job of so many tiles in time.

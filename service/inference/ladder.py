@@ -25,6 +25,7 @@ class Ladder:
     ) -> None:
         self.lanes = list(lanes)
         """The first choice first."""
+        self._preferred: BackendKind | None = None
         self._max_queue_s = max_queue_s
         self._clock = clock
 
@@ -37,7 +38,13 @@ class Ladder:
         if not chosen:
             kinds = ", ".join(lane.kind for lane in self.lanes)
             raise NotFound(f"no backend {kind!r} is loaded, only {kinds}", field="backend")
+        self._preferred = kind
         self.lanes = chosen + [lane for lane in self.lanes if lane.kind != kind]
+
+    def add(self, lane: Lane) -> None:
+        """Try one more rung, before all others but the one that an operator prefers."""
+        at = 1 if self._preferred == self.lanes[0].kind else 0
+        self.lanes = [*self.lanes[:at], lane, *self.lanes[at:]]
 
     def choose(self, tiles: int, left_s: float) -> Lane:
         """The first rung that is predicted to score so many tiles in the time left.

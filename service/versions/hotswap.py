@@ -13,7 +13,7 @@ from service.domain import BackendChoice
 from service.encoding.batch import Batch
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
-from service.inference.backends.select import open_rungs
+from service.inference.backends.select import build_later, open_rungs
 from service.inference.batcher import BatchReport
 from service.inference.executor import Executor
 from service.inference.parity import read_golden
@@ -56,6 +56,8 @@ def open_version(
     except BaseException:
         executor.close()
         raise
+    if plans is not None and backend == "auto" and backends[0].kind != "tensorrt":
+        build_later(bundle, golden, plans, version.add_rung)
     return version
 
 

@@ -14,6 +14,7 @@ from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
 from service.encoding.slate import Slate
 from service.errors import NotFound, NotReady
+from service.inference.backends.base import Backend
 from service.inference.batcher import BatchReport, MicroBatcher
 from service.inference.executor import Executor
 
@@ -67,6 +68,12 @@ class LoadedVersion:
     def version(self) -> str:
         """The version's word."""
         return self.manifest.version
+
+    def add_rung(self, backend: Backend) -> None:
+        """Serve with one more engine from now on; from any thread."""
+        rung = self.executor.add(backend)
+        if rung is not None:
+            self.batcher.add_rung(rung)
 
     @contextmanager
     def lease(self) -> Iterator[LoadedVersion]:

@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
+from pydantic import SecretStr
 
+from service.app import Service
 from service.bundle import Bundle
 from service.domain import EMPTY_CONTEXT, BackendKind, BackendName, Float32Array
 from service.encoding.batch import Batch, encode_batch
@@ -25,6 +28,7 @@ from service.inference.executor import Executor
 from service.ranking.admission import Admission, Deadline
 from service.ranking.query import Query, Ranking
 from service.ranking.ranker import Ranker
+from service.settings import Settings
 from service.signals.store import SignalStore
 from service.versions.loaded import LoadedVersion, Versions
 
@@ -248,3 +252,22 @@ async def test_two_rungs_of_which_each_hangs(rig: Rig) -> None:
     rig.first.fault, rig.second.fault = rig.first.hang, rig.second.hang
     rig.check_prior(await rig.ask_all())
     assert {rig.state("tensorrt"), rig.state("onnx-cpu")} == {"stuck"}
+
+
+async def test_a_lost_device_fails_liveness_after_its_grace(rig: Rig) -> None:
+    given = {"redis_url": SecretStr("redis://127.0.0.1:1/0"), "lost_grace_ms": 200}
+    service = Service(Settings.model_validate(given))
+    service.versions.primary = rig.version
+    rig.first.fault = is_poisoned
+    transport = httpx.ASGITransport(app=service)
+    async with httpx.AsyncClient(transport=transport, base_url="http://ranker") as client:
+        assert (await client.get("/livez")).status_code == 200
+        await rig.ask(1)
+        assert rig.state("tensorrt") == "lost"
+        assert (await client.get("/livez")).status_code == 200
+        await asyncio.sleep(0.25)
+        answer = await client.get("/livez")
+        assert answer.status_code == 503
+        assert "lost" in answer.json()["reason"]
+        ranking, _ = await rig.ask(2)
+        assert ranking.degraded == ["fallback_backend"]

@@ -263,3 +263,35 @@ async def test_the_operator_puts_another_rung_first(rig: Rig, gpu: ScriptedEngin
     assert gpu.tiles == [1]
     with pytest.raises(NotFound, match="openvino"):
         rig.batcher.ladder.prefer("openvino")
+
+
+async def test_a_rung_that_comes_later_takes_over(
+    cpu: ScriptedEngine, gpu: ScriptedEngine, limits: BatchSpec
+) -> None:
+    executor = Executor([cpu], name="later")
+    rig = Rig(executor, limits)
+    assert (await rig.submit(1)).rung == 0
+    rung = executor.add(gpu)
+    assert rung is not None
+    rig.batcher.add_rung(rung)
+    scores = await rig.submit(2)
+    assert (mark_of(scores), scores.rung, gpu.tiles) == (2, 0, [1])
+    executor.close()
+    assert gpu.closed
+    late = ScriptedEngine()
+    assert executor.add(late) is None
+    assert late.closed
+
+
+async def test_a_rung_that_comes_later_stays_behind_the_operators_choice(
+    cpu: ScriptedEngine, gpu: ScriptedEngine, limits: BatchSpec
+) -> None:
+    executor = Executor([cpu], name="chosen")
+    rig = Rig(executor, limits)
+    rig.batcher.ladder.prefer("onnx-cpu")
+    rung = executor.add(gpu)
+    assert rung is not None
+    rig.batcher.add_rung(rung)
+    await rig.submit(1)
+    assert (cpu.tiles, gpu.tiles) == ([1], [])
+    executor.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -114,8 +115,9 @@ def open_rungs(
 ) -> list[Backend]:
     """The engines of a bundle on this host, best first, each within its golden tolerance.
 
-    `auto` takes what there is. A named engine must open, and keeps ONNX Runtime on the CPU
-    behind it. Raises a BundleFault if what must open does not.
+    `auto` takes what there is, and of TensorRT only a plan that is built. A named engine must
+    open, and keeps ONNX Runtime on the CPU behind it. Raises a BundleFault if what must open
+    does not.
     """
     kinds = _kinds(choice)
     cache = None if plans is None else PlanCache(plans)
@@ -123,7 +125,7 @@ def open_rungs(
     reasons: dict[BackendKind, Unavailable | BundleFault] = {}
     for kind in kinds:
         try:
-            rungs.append(_open_checked(bundle, golden, kind, threads, cache))
+            rungs.append(_open_checked(bundle, golden, kind, threads, cache, build=kind == choice))
         except (Unavailable, BundleFault) as error:
             reasons[kind] = error
             level = logging.INFO if isinstance(error, Unavailable) else logging.WARNING
@@ -146,14 +148,43 @@ def _kinds(choice: BackendChoice) -> tuple[BackendKind, ...]:
     return (choice,) if choice == "onnx-cpu" else (choice, "onnx-cpu")
 
 
+def build_later(
+    bundle: Bundle, golden: Golden, plans: Path, ready: Callable[[Backend], None]
+) -> threading.Thread | None:
+    """Build the plan that `open_rungs` missed, while other rungs serve; then hand it over.
+
+    `ready` is called in the thread that is given back. None if this host runs no TensorRT.
+    """
+    try:
+        tensorrt.find_host()
+    except Unavailable:
+        return None
+
+    def build() -> None:
+        try:
+            ready(_open_checked(bundle, golden, "tensorrt", 1, PlanCache(plans), build=True))
+        except (Unavailable, BundleFault) as error:
+            _log.warning("no plan was built", extra={"reason": str(error)})
+
+    thread = threading.Thread(target=build, name="plan-builder", daemon=True)
+    thread.start()
+    return thread
+
+
 def _open_checked(
-    bundle: Bundle, golden: Golden, kind: BackendKind, threads: int, plans: PlanCache | None
+    bundle: Bundle,
+    golden: Golden,
+    kind: BackendKind,
+    threads: int,
+    plans: PlanCache | None,
+    *,
+    build: bool = False,
 ) -> Backend:
     """The first precision of the bundle that this engine scores well enough."""
     fault: Unavailable | BundleFault = ManifestFault(
         f"no graph for {kind} among {sorted(bundle.manifest.graphs)}"
     )
-    for source in _sources(bundle, kind, threads):
+    for source in _sources(bundle, kind, threads, build=build):
         try:
             backend = open_backend(kind, source, plans)
         except (Unavailable, BundleFault) as error:
@@ -175,7 +206,7 @@ def _open_checked(
     raise fault
 
 
-def _sources(bundle: Bundle, kind: BackendKind, threads: int) -> Iterator[Source]:
+def _sources(bundle: Bundle, kind: BackendKind, threads: int, *, build: bool) -> Iterator[Source]:
     manifest = bundle.manifest
     for precision in _PRECISIONS[kind]:
         if precision in manifest.graphs:
@@ -186,6 +217,7 @@ def _sources(bundle: Bundle, kind: BackendKind, threads: int) -> Iterator[Source
                 spec=manifest.input,
                 limits=manifest.batch,
                 threads=threads,
+                build=build,
             )
 
 
