@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import msgspec
@@ -94,6 +95,11 @@ def check_device() -> None:
     cuda.probe()
 
 
+_device_lock = threading.RLock()
+"""Held by whoever calls CUDA through a session: while one session captures its launches, an
+allocation by another one fails, whatever thread it is in."""
+
+
 class _Slot(msgspec.Struct):
     """A bucket's memory, bound to the session once and for all."""
 
@@ -141,20 +147,22 @@ class OnnxCuda:
             "use_tf32": "0",
             "enable_cuda_graph": str(int(graphs)),
         }
-        self._session: Any = _session(graph, options, CUDA, settings)
+        with _device_lock:
+            self._session: Any = _session(graph, options, CUDA, settings)
 
     def score(self, batch: Batch) -> Float32Array:
         """Logits [N, T, 2]; a fatal CUDA error raises BackendLost."""
         bucket = self._buckets.of(batch)
-        slot = self._slots.get(bucket) or self._slot(bucket)
-        buckets.fill(slot.inputs.arrays, batch)
-        slot.inputs.upload(self._stream)
-        try:
-            self._session.run_with_iobinding(slot.binding, slot.options)
-        except _ORT_ERRORS as error:
-            raise cuda.fault_in(str(error), "ONNX Runtime") from error
-        slot.outputs.download(self._stream)
-        self._stream.wait()
+        with _device_lock:
+            slot = self._slots.get(bucket) or self._slot(bucket)
+            buckets.fill(slot.inputs.arrays, batch)
+            slot.inputs.upload(self._stream)
+            try:
+                self._session.run_with_iobinding(slot.binding, slot.options)
+            except _ORT_ERRORS as error:
+                raise cuda.fault_in(str(error), "ONNX Runtime") from error
+            slot.outputs.download(self._stream)
+            self._stream.wait()
         return buckets.take(slot.outputs.arrays, batch)
 
     def capture(self) -> None:
@@ -185,10 +193,11 @@ class OnnxCuda:
 
     def close(self) -> None:
         """Free the graphs, then the buffers, then the stream."""
-        self._session = None
-        for slot in self._slots.values():
-            slot.binding = None
-            slot.inputs.close()
-            slot.outputs.close()
-        self._slots.clear()
-        self._stream.close()
+        with _device_lock:
+            self._session = None
+            for slot in self._slots.values():
+                slot.binding = None
+                slot.inputs.close()
+                slot.outputs.close()
+            self._slots.clear()
+            self._stream.close()
