@@ -1,7 +1,7 @@
 """The command line of the load tester: `python -m loadtests <command>`.
 
 Exit codes: 0 pass, 1 fail, 2 wrong arguments or input, 3 a run that proves nothing,
-4 undecided.
+4 undecided, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _COMMANDS = {
     "cost": ("cost", "replicas and money for a trace, from curves and a price list"),
     "bench": ("bench", "capacity of this service on one core, against its bare engine"),
     "backends": ("backends", "every engine of this host, on one model"),
+    "swaps": ("swaps", "many swaps of this service under a steady load, judged"),
     "demo": ("demo", "three visitors of the shipped shop, and how their slates move"),
     "trivial": ("trivial", "a server that does nothing, to measure the generator"),
 }
@@ -51,6 +52,8 @@ def main() -> int:
     except (TraceFault, ScheduleFault, RunFault, StartFault) as fault:
         print(f"{args.command}: {fault}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def from_preset(name: str, *, threads: int) -> Subject:
 
     from models.export import to_onnx  # noqa: PLC0415
     from models.export_cuda import to_fp16, to_fused_onnx  # noqa: PLC0415
-    from models.network import PRESETS, Network  # noqa: PLC0415
+    from models.network import Network  # noqa: PLC0415
+    from models.presets import PRESETS  # noqa: PLC0415
 
     preset = PRESETS[name]
     torch.manual_seed(_SEED)

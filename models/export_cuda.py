@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
-from typing_extensions import override
 
+from models.blocks import Block, HeadedAttention
 from models.export import OPSET, Exporter
-from models.network import Block, HeadedAttention, Network
+from models.network import Network
 
 _CONTRIB = "com.microsoft"
 _ALIGNED_ROWS = 8
@@ -48,9 +48,8 @@ class FusedExporter(Exporter):
         assert isinstance(block.attention, HeadedAttention)
         return self._linear(rows, f"{name}.value", block.attention.value)
 
-    @override
     def _attend(
-        self, queries: str, keys: str, values: str, mask: str, name: str, block: Block
+        self, queries: str, keys: str, values: str, *, mask: str, name: str, block: Block
     ) -> str:
         g, attention = self.graph, block.attention
         assert isinstance(attention, HeadedAttention)

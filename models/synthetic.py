@@ -6,7 +6,7 @@ popularity, position and surface move clicks too, and dwell times grow with liki
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -16,14 +16,14 @@ import polars as pl
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from models.log import EARLIER_SCHEMA, EVENT_SCHEMA, IMPRESSION_SCHEMA, ITEM_SCHEMA, Log
+from models.log import EARLIER_SCHEMA, EVENT_SCHEMA, IMPRESSION_SCHEMA, ITEM_SCHEMA, Log, LogFault
 from service.domain import Profile
 
 Values = NDArray[np.float64]
 Places = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-START = datetime.datetime(2026, 10, 5, tzinfo=datetime.UTC)
+START = dt.datetime(2026, 10, 5, tzinfo=dt.UTC)
 DAY_MS = 86_400_000
 LONG_DWELL_MS = 20_000
 SURFACES = ("home", "search", "product")
@@ -32,6 +32,7 @@ INTENT_SHARE = {"home": 0.15, "search": 0.7, "product": 0.5}
 SURFACE_BIAS = {"home": -0.5, "search": 0.3, "product": 0.0}
 DEVICES = ("phone", "tablet", "desktop")
 STYLES = 4
+FAVOURITE_BRANDS = 4
 
 # category: kinds, variants, cheapest and dearest price in EUR
 CATALOGUE: dict[str, tuple[tuple[str, ...], tuple[str, ...], int, int]] = {
@@ -85,7 +86,7 @@ CATALOGUE: dict[str, tuple[tuple[str, ...], tuple[str, ...], int, int]] = {
     ),
 }  # fmt: skip
 BRAND_STARTS = ("Bro", "Dru", "Fel", "Gro", "Hul", "Jav", "Klo", "Mur", "Nes", "Ost", "Pli", "Quo")
-BRAND_ENDS = ("bek", "dant", "frin", "gosk", "lvar", "mquist")
+BRAND_ENDS = ("bek", "dant", "gosk")
 # segment: the categories that it leans to
 SEGMENTS = {
     "outdoors": ("running", "cycling", "camping", "garden"),
@@ -104,6 +105,8 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     shoppers: int = 2_000
     days: int = 28
     visits_per_shopper: float = 5.0
+    intent: float = 3.0
+    """What a candidate of the category in mind gains, in logits."""
 
 
 class Shop(msgspec.Struct, frozen=True):
@@ -125,13 +128,16 @@ class Shopper(msgspec.Struct, frozen=True):
     number: int
     profile: Profile
     category_taste: Values
-    brand_taste: Values
+    brands: Places
+    """The favourite ones."""
     price_level: float
 
 
 def generate(seed: int, size: Size | None = None) -> Log:
-    """The log of a shop; the same seed and size give the same log."""
+    """The log of a shop; the same seed and size give the same log. Raises LogFault."""
     size = size or Size()
+    if size.items < len(CATALOGUE) or size.shoppers < 1 or size.days < 8:
+        raise LogFault(f"a shop needs {len(CATALOGUE)} items, 1 shopper and 8 days, not {size}")
     rng = np.random.default_rng(seed)
     shop = _invent_shop(rng, size)
     brands = len(BRAND_STARTS) * len(BRAND_ENDS)
@@ -141,7 +147,7 @@ def generate(seed: int, size: Size | None = None) -> Log:
         shopper = _invent_shopper(rng, at, brands)
         profiles[_shopper_name(at)] = shopper.profile
         for _ in range(1 + rng.poisson(size.visits_per_shopper - 1)):
-            _visit(rng, shop, shopper, size.days, record)
+            _visit(rng, shop, shopper, size, record)
     start_ms = int(START.timestamp() * 1000)
     return Log(
         name="shop",
@@ -200,7 +206,7 @@ def _invent_shop(rng: np.random.Generator, size: Size) -> Shop:
     names = list(CATALOGUE)
     brands = [start + end for start in BRAND_STARTS for end in BRAND_ENDS]
     count = size.items
-    category = rng.integers(len(names), size=count)
+    category = rng.permutation(np.arange(count) % len(names))
     brand = rng.integers(len(brands), size=count)
     level = rng.normal(size=count)
     start_ms = int(START.timestamp() * 1000)
@@ -243,25 +249,26 @@ def _invent_shopper(rng: np.random.Generator, number: int, brands: int) -> Shopp
         taste[[names.index(word) for word in SEGMENTS[segment]]] += 1.2
     band = AGE_BANDS[rng.integers(len(AGE_BANDS))]
     profile = Profile((f"age={band}", *(f"likes={word}" for word in chosen)))
-    brand_taste = rng.normal(size=brands) * 0.7
-    return Shopper(number, profile, taste, brand_taste, float(rng.normal()))
+    favourites = rng.choice(brands, size=FAVOURITE_BRANDS, replace=False)
+    return Shopper(number, profile, taste, favourites, float(rng.normal()))
 
 
 def _visit(
-    rng: np.random.Generator, shop: Shop, shopper: Shopper, days: int, record: _Record
+    rng: np.random.Generator, shop: Shop, shopper: Shopper, size: Size, record: _Record
 ) -> None:
     """One visit of a few slates; the intent drifts from slate to slate."""
     hour = int(rng.choice(24, p=_HOURS))
-    now_ms = int(START.timestamp() * 1000) + int(rng.integers(days)) * DAY_MS
+    now_ms = int(START.timestamp() * 1000) + int(rng.integers(size.days)) * DAY_MS
     now_ms += hour * 3_600_000 + int(rng.integers(3_600_000))
     intent, style = _categories(rng, shopper, 1)[0], rng.normal(size=STYLES)
     for step in range(1 + rng.poisson(3)):
-        if step and rng.random() < 0.2:
+        if step and rng.random() < 0.15:
             intent, style = _categories(rng, shopper, 1)[0], rng.normal(size=STYLES)
         surface = SURFACES[int(rng.choice(3, p=(0.5, 0.3, 0.2)))]
         slate = _candidates(rng, shop, shopper, surface, intent)
-        liking = _liking(shop, shopper, slate, intent, style)
-        chance = 1 / (1 + np.exp(-(liking + SURFACE_BIAS[surface] - 3.2)))
+        liking = _liking(shop, shopper, slate, style)
+        liking += size.intent * (shop.category[slate] == intent)
+        chance = 1 / (1 + np.exp(-(liking + SURFACE_BIAS[surface] - 4.2)))
         clicked = rng.random(len(slate)) < chance / (1 + 0.05 * np.arange(len(slate)))
         dwell_ms = np.exp(np.log(7_000) + 0.45 * liking + rng.normal(scale=0.7, size=len(slate)))
         dwell_ms = np.where(clicked, dwell_ms.clip(500, 600_000), 0).astype(np.int64)
@@ -275,16 +282,15 @@ def _visit(
         style = 0.9 * style + 0.4 * rng.normal(size=STYLES)
 
 
-def _liking(shop: Shop, shopper: Shopper, slate: Places, intent: int, style: Values) -> Values:
-    """How much the shopper likes each candidate now, in logits: [candidates]."""
+def _liking(shop: Shop, shopper: Shopper, slate: Places, style: Values) -> Values:
+    """How much the shopper likes each candidate, but for the intent, in logits: [candidates]."""
     category = shop.category[slate]
     away = shop.price_level[slate] - shopper.price_level
     return np.asarray(
-        0.5 * shopper.category_taste[category]
-        + 1.6 * (category == intent)
-        + shopper.brand_taste[shop.brand[slate]]
-        - 0.25 * away * away
-        + 0.4 * shop.style[slate] @ style
+        0.7 * shopper.category_taste[category]
+        + 1.2 * np.isin(shop.brand[slate], shopper.brands)
+        - 0.15 * away * away
+        + 0.3 * shop.style[slate] @ style
         + shop.quality[slate]
     )
 

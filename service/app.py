@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,24 +10,20 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 
-from service.errors import RankerError
 from service.http import openapi
 from service.http.access import Access
-from service.http.asgi import Endpoint, Receive, Scope, Send
+from service.http.admin import admin_routes
+from service.http.asgi import Endpoint, Receive, Scope, Send, last_answer
 from service.http.routes import EventsEndpoint, RankEndpoint, forget_user
 from service.ranking.admission import Admission
 from service.ranking.ranker import Ranker
+from service.replica import Replica
 from service.settings import Settings
 from service.signals.breaker import Breaker
 from service.signals.connect import connect
 from service.signals.store import SignalStore
 from service.telemetry.metrics import Metrics
-from service.versions.catalog import Catalog
-from service.versions.hotswap import open_version
 from service.versions.items_feed import follow_items
-from service.versions.loaded import Versions
-
-_log = logging.getLogger("ranker.app")
 
 
 class Service(FastAPI):
@@ -44,12 +38,13 @@ class Service(FastAPI):
         )
         self.settings = settings
         self.metrics = Metrics()
-        self.versions = Versions()
-        self.loaded = asyncio.Event()
+        self.replica = Replica(settings, report_batch=self.metrics.record_batch)
+        self.versions = self.replica.versions
+        self.loaded = self.replica.settled
         """Set once the first load has ended, well or not."""
         self.device_lost = False
         """Whether a device was lost when the service shut down."""
-        self.catalog = Catalog(settings.store)
+        self.metrics.ready.set_function(lambda: self.versions.primary is not None)
         self.admission = Admission(max_in_flight=settings.max_in_flight)
         self.access = Access(
             [key.get_secret_value() for key in settings.api_keys], quota_rps=settings.quota_rps
@@ -67,6 +62,7 @@ class Service(FastAPI):
                 ranker,
                 access=self.access,
                 record=self.metrics.record,
+                answered=self.replica.onlookers.answered,
                 max_body_bytes=settings.max_body_bytes,
                 timeout_s=settings.timeout_ms / 1e3,
             ),
@@ -75,6 +71,7 @@ class Service(FastAPI):
                 access=self.access,
                 record=self.metrics.record,
                 count=lambda result, count: self.metrics.events.labels(result).inc(count),
+                stored=self.replica.onlookers.stored,
                 max_body_bytes=settings.max_body_bytes,
             ),
         }
@@ -82,6 +79,9 @@ class Service(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Go straight to a hot route, or the framework's way."""
+        if self.admission.draining and scope["type"] == "http":
+            # kept connections outlive what a balancer knows: send their callers to another replica
+            send = last_answer(send)
         if scope["type"] == "http" and scope["method"] == "POST":
             endpoint = self._hot.get(scope["path"])
             if endpoint is not None:
@@ -90,42 +90,9 @@ class Service(FastAPI):
         await super().__call__(scope, receive, send)
 
     def lost_s(self) -> float | None:
-        """Seconds since the primary lost a device; None if it has all."""
-        primary = self.versions.primary
-        return None if primary is None else primary.batcher.ladder.lost_s()
-
-    async def load(self) -> None:
-        """Bring the configured version up; a fault leaves the service not ready, and says why."""
-        try:
-            await self._load()
-        finally:
-            self.loaded.set()
-
-    async def _load(self) -> None:
-        settings = self.settings
-        try:
-            version = settings.version or next(iter(self.catalog.versions(settings.model)), None)
-            bundle = self.catalog.open(settings.model, version or "")
-            loaded = await asyncio.to_thread(
-                open_version,
-                bundle,
-                threads=settings.engine_threads,
-                max_queue_s=settings.max_queue_ms / 1e3,
-                backend=settings.backend,
-                plans=settings.plans,
-                stall_s=settings.stall_ms / 1e3,
-                report=self.metrics.record_batch,
-            )
-        except RankerError as error:
-            self.versions.fault = f"{type(error).__name__}: {error}"
-            _log.error("version refused", extra={"reason": self.versions.fault})
-            return
-        self.versions.primary = loaded
-        self.metrics.ready.set(1)
-        # a full collection takes tens of ms with these libraries loaded; frozen objects are skipped
-        gc.collect()
-        gc.freeze()
-        _log.info("version live", extra={"model": loaded.name, "version": loaded.version})
+        """Seconds since a loaded version lost a device; None if all have theirs."""
+        found = [held.batcher.ladder.lost_s() for held in self.versions.held()]
+        return max((lost_s for lost_s in found if lost_s is not None), default=None)
 
 
 def _signals(settings: Settings) -> SignalStore:
@@ -147,7 +114,7 @@ def _signals(settings: Settings) -> SignalStore:
 
 @asynccontextmanager
 async def _lifespan(app: Service) -> AsyncIterator[None]:
-    loading = asyncio.create_task(app.load())
+    app.replica.start()
     feeding: asyncio.Task[None] | None = None
     if app.settings.items_file is not None:
         feeding = asyncio.create_task(
@@ -160,9 +127,8 @@ async def _lifespan(app: Service) -> AsyncIterator[None]:
     finally:
         if feeding is not None:
             feeding.cancel()
-        await loading
         app.device_lost = app.lost_s() is not None
-        await app.versions.close()
+        await app.replica.close()
         await app.signals.close()
 
 
@@ -230,13 +196,12 @@ def _mount(app: Service) -> None:
         """Prometheus text."""
         return Response(app.metrics.expose(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        """What is served, and what lies in the store."""
-        primary = app.versions.primary
-        return {
-            "primary": primary and {"name": primary.name, "version": primary.version},
-            "store": {name: app.catalog.versions(name) for name in app.catalog.names()},
-        }
-
+    token = app.settings.admin_token
+    app.include_router(
+        admin_routes(
+            app.replica,
+            token=token.get_secret_value() if token else None,
+            operation=openapi.act_operation(),
+        )
+    )
     openapi.publish_schemas(app, max_items=app.settings.max_items)

@@ -63,6 +63,8 @@ class Event(msgspec.Struct, frozen=True):
     event_id: str | None = None
     """The producer's key against duplicates."""
     surface: str = ""
+    ranking_id: str | None = None
+    """The answer that showed the item."""
 
 
 class Profile(msgspec.Struct, frozen=True):

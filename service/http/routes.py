@@ -24,7 +24,7 @@ from service.http import asgi
 from service.http.access import Access
 from service.http.asgi import CallerLeft, Receive, Scope, Send, header
 from service.http.events import Accepted, Parsed, Rejected, parse_events
-from service.http.protocol import while_connected
+from service.http.protocol import received_s, while_connected
 from service.http.wire import (
     Problem,
     decode_query,
@@ -41,6 +41,8 @@ _NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
 
 Record = Callable[[Report], None]
 CountEvents = Callable[[str, int], None]
+Answered = Callable[[Ranking], None]
+Stored = Callable[[Sequence[Event]], None]
 
 
 class EventSink(Protocol):
@@ -83,18 +85,21 @@ class RankEndpoint:
         *,
         access: Access,
         record: Record,
+        answered: Answered,
         max_body_bytes: int,
         timeout_s: float,
     ) -> None:
+        """`record` and `answered` are called after the reply."""
         self._ranker = ranker
         self._access = access
         self._record = record
         self._max_body_bytes = max_body_bytes
         self._timeout_s = timeout_s
+        self._answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        started = time.monotonic()
+        started = received_s(scope)
         request_id = header(scope, b"x-request-id") or ""
         try:
             self._access.check(scope)
@@ -103,11 +108,13 @@ class RankEndpoint:
             if query.request_id is None:
                 query = msgspec.structs.replace(query, request_id=request_id or new_id())
             request_id = query.request_id or ""
-            deadline = Deadline(self._timeout(scope, query))
+            deadline = Deadline(self._timeout(scope, query), received_s=started)
             with while_connected(scope):
                 ranking = await self._ranker.rank(query, deadline)
+            ranking.times.total_s = time.monotonic() - started
             await _reply_ranking(send, ranking)
             report = _report_of(ranking, len(query.items))
+            self._answered(ranking)
         except CallerLeft:
             report = Report(route="/rank", outcome="cancelled", status=499, request_id=request_id)
         except asyncio.CancelledError:
@@ -198,12 +205,14 @@ class EventsEndpoint:
         access: Access,
         record: Record,
         count: CountEvents,
+        stored: Stored,
         max_body_bytes: int,
     ) -> None:
         self._sink = sink
         self._access = access
         self._record = record
         self._count = count
+        self._stored = stored
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -220,6 +229,7 @@ class EventsEndpoint:
             if parsed.events:
                 written = await self._sink.write(parsed.events)
                 await _reply_accepted(send, parsed, written, request_id)
+                self._stored(parsed.events)
                 self._count("accepted", written.accepted)
                 self._count("duplicate", written.duplicates)
                 self._count("clamped", parsed.clamped)

@@ -19,6 +19,7 @@ from service.domain import (
     SignalSource,
     StageTimes,
 )
+from service.versions.traffic import Sample
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 MAX_TIMEOUT_MS = 60_000
@@ -71,6 +72,8 @@ class Ranking(msgspec.Struct, kw_only=True):
     signal_count: int = 0
     signal_age_ms: int | None = None
     times: StageTimes = msgspec.field(default_factory=StageTimes)
+    sample: Sample | None = None
+    """What was scored, for those who look on after the reply."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

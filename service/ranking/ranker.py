@@ -37,7 +37,9 @@ from service.errors import (
 from service.inference.batcher import JobScores
 from service.ranking.admission import Admission, Deadline
 from service.ranking.query import Candidate, Query, Ranking
-from service.versions.loaded import LoadedVersion, Versions
+from service.versions.loaded import LoadedVersion
+from service.versions.roles import Versions
+from service.versions.traffic import Sample
 
 _SIGNALS_SHARE = 0.5
 """The most of a request's budget that reading signals may take."""
@@ -96,7 +98,6 @@ class Ranker:
         Raises RequestFault for a wrong request, and a Refusal only where the query does
         not allow a degraded answer.
         """
-        started = time.monotonic()
         slate = self._check(query)
         request = _Request(
             query=query,
@@ -110,8 +111,9 @@ class Ranker:
         ranking = request.ranking
         try:
             with self._admission.permit() as admitted:
-                version = self._versions.pick(query.model)
+                version = self._versions.pick(query.model, request.user)
                 ranking.model_name, ranking.model_version = version.name, version.version
+                ranking.ranking_id += version.tag
                 if not admitted:
                     raise Overloaded("too many requests in flight")
                 with version.lease():
@@ -124,7 +126,6 @@ class Ranker:
         ranking.indexes = order.tolist()
         ranking.scores = scores.tolist()
         ranking.ids = [slate.ids[at] for at in ranking.indexes]
-        ranking.times.total_s = time.monotonic() - started
         return ranking
 
     async def _score(
@@ -144,13 +145,15 @@ class Ranker:
         if not query.allow_degraded and ranking.degraded:
             raise SignalsMissing(f"the user's signals are not at hand: {ranking.degraded[0]}")
 
+        person = Person(state.signals, state.profile, query.context, now_ms)
         future = batcher.submit(
-            Person(state.signals, state.profile, query.context, now_ms),
+            person,
             shown,
             deadline_s=deadline.at_s,
             priority=query.priority,
         )
         scored = await _before(deadline, future)
+        ranking.sample = Sample(person, shown)
         ranking.times.queue_s = scored.queue_s
         ranking.times.inference_s = scored.inference_s
         ranking.backend, ranking.precision = scored.backend, scored.precision

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from service.bundle import Bundle
 from service.domain import BackendChoice
-from service.encoding.batch import Batch
+from service.encoding.batch import Batch, encode_batch
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
 from service.inference.backends.select import build_later, open_rungs
@@ -18,8 +18,11 @@ from service.inference.batcher import BatchReport
 from service.inference.executor import Executor
 from service.inference.parity import read_golden
 from service.versions.loaded import LoadedVersion
+from service.versions.traffic import Sample
 
 _WARM_RUNS = 3
+_REST = 3.0
+"""Pause after a gentle warm-up run, as a multiple of its time."""
 
 
 def open_version(
@@ -31,9 +34,13 @@ def open_version(
     plans: Path | None = None,
     stall_s: float = 0.05,
     report: Callable[[BatchReport], None] = lambda _: None,
+    samples: Sequence[Sample] = (),
+    gently: bool = False,
 ) -> LoadedVersion:
     """Load a bundle beside whatever runs; call it off the loop, as it takes seconds.
 
+    It is warmed with `samples` of real requests, or with the golden ones if there are none;
+    `gently` leaves the core to a running version most of the time.
     Raises BundleFault, with the reason, if the version must not be served.
     """
     manifest = bundle.manifest
@@ -52,7 +59,8 @@ def open_version(
             stall_s=stall_s,
             report=report,
         )
-        _warm(version, golden.batch)
+        rows = _sampled(version, samples) or golden.batch
+        _warm(version, rows, rest=_REST if gently else 0.0)
     except BaseException:
         executor.close()
         raise
@@ -61,17 +69,28 @@ def open_version(
     return version
 
 
-def _warm(version: LoadedVersion, golden: Batch) -> None:
-    """Run every bucket, made of golden rows, and let the cost model learn from it."""
+def _sampled(version: LoadedVersion, samples: Sequence[Sample]) -> Batch | None:
+    """Real requests as this version encodes them."""
+    limits = version.manifest.batch
+    chosen = samples[-limits.max_users :]
+    if not chosen:
+        return None
+    people = [sample.person for sample in chosen]
+    slates = [sample.slate for sample in chosen]
+    return encode_batch(people, slates, table=version.table, space=version.space)[0]
+
+
+def _warm(version: LoadedVersion, rows: Batch, *, rest: float) -> None:
+    """Run every bucket, made of the given rows, and let the cost model learn from it."""
     limits = version.manifest.batch
     for bucket in limits.tile_buckets:
-        users = np.arange(min(bucket, limits.max_users)) % len(golden.hist_ids)
+        users = np.arange(min(bucket, limits.max_users)) % len(rows.hist_ids)
         batch = Batch(
-            golden.hist_ids[users],
-            golden.hist_age[users],
-            golden.hist_mask[users],
-            golden.ctx_ids[users],
-            golden.cand_ids[np.arange(bucket) % len(golden.cand_ids)],
+            rows.hist_ids[users],
+            rows.hist_age[users],
+            rows.hist_mask[users],
+            rows.ctx_ids[users],
+            rows.cand_ids[np.arange(bucket) % len(rows.cand_ids)],
             (np.arange(bucket) % len(users)).astype(np.int32),
         )
         for lane in version.batcher.ladder.lanes:
@@ -79,4 +98,5 @@ def _warm(version: LoadedVersion, golden: Batch) -> None:
                 started = time.monotonic()
                 lane.rung.run(batch)
                 seconds = time.monotonic() - started
+                time.sleep(rest * seconds)
             lane.cost.learn(bucket, seconds)

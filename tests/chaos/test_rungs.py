@@ -30,7 +30,8 @@ from service.ranking.query import Query, Ranking
 from service.ranking.ranker import Ranker
 from service.settings import Settings
 from service.signals.store import SignalStore
-from service.versions.loaded import LoadedVersion, Versions
+from service.versions.loaded import LoadedVersion
+from service.versions.roles import Versions
 
 STORE = Path(__file__).parents[2] / "models" / "store" / "shop"
 CALLERS = 200
@@ -132,7 +133,7 @@ class Rig:
         """One caller's answer, and the seconds that it took."""
         query = Query(items=list(self.slate(caller)), user_id=f"user-{caller}", ts=NOW_MS)
         started = time.monotonic()
-        ranking = await self.ranker.rank(query, Deadline(TIMEOUT_S))
+        ranking = await self.ranker.rank(query, Deadline(TIMEOUT_S, received_s=started))
         return ranking, time.monotonic() - started
 
     async def ask_all(self) -> list[Ranking]:
