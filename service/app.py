@@ -17,7 +17,7 @@ from service.http.asgi import Endpoint, Receive, Scope, Send, last_answer
 from service.http.routes import EventsEndpoint, RankEndpoint, forget_user
 from service.ranking.admission import Admission
 from service.ranking.ranker import Ranker
-from service.replica import Replica
+from service.replica import Replica, Watch
 from service.settings import Settings
 from service.signals.breaker import Breaker
 from service.signals.connect import connect
@@ -38,7 +38,9 @@ class Service(FastAPI):
         )
         self.settings = settings
         self.metrics = Metrics()
-        self.replica = Replica(settings, report_batch=self.metrics.record_batch)
+        self.replica = Replica(
+            settings, watch=Watch(batches_of=lambda _: self.metrics.record_batch)
+        )
         self.versions = self.replica.versions
         self.loaded = self.replica.settled
         """Set once the first load has ended, well or not."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from service.bundle import Bundle
+from service.bundle import Bundle, Manifest
 from service.errors import NotFound
 from service.inference.batcher import BatchReport
 from service.ranking.onlookers import Onlookers
@@ -20,7 +20,7 @@ from service.settings import Settings
 from service.signals.connect import connect, disconnect
 from service.versions.catalog import Catalog
 from service.versions.fleet import FileFleet, Fleet, RedisFleet, replica_name
-from service.versions.follow import Follower
+from service.versions.follow import Decision, Follower
 from service.versions.hotswap import open_version
 from service.versions.loaded import LoadedVersion
 from service.versions.remote import RemoteStore
@@ -34,10 +34,25 @@ _log = logging.getLogger("ranker.swap")
 _FLEET_TIMEOUT_S = 1.0
 
 
+def log_swap(report: SwapReport) -> None:
+    """One line a swap, done or refused."""
+    level = logging.INFO if report.outcome == "done" else logging.ERROR
+    _log.log(level, f"swap {report.outcome}", extra=msgspec.to_builtins(report))
+
+
+class Watch(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is told of batches, swaps and decisions on canaries."""
+
+    batches_of: Callable[[Manifest], Callable[[BatchReport], None]]
+    """What takes the batches of one version."""
+    swapped: Callable[[SwapReport], None] = log_swap
+    decided: Callable[[Decision], None] = lambda _: None
+
+
 class Replica:
     """The versions that this process serves, and its place in the fleet."""
 
-    def __init__(self, settings: Settings, *, report_batch: Callable[[BatchReport], None]) -> None:
+    def __init__(self, settings: Settings, *, watch: Watch) -> None:
         self.model = settings.model
         self.versions = Versions()
         self.catalog = _catalog(settings)
@@ -48,10 +63,10 @@ class Replica:
             model=settings.model,
             versions=self.versions,
             catalog=self.catalog,
-            open_version=functools.partial(self._open, settings, report_batch),
+            open_version=functools.partial(self._open, settings, watch),
             policy=settings.swap_policy,
             previous_hot_s=settings.previous_hot_ms / 1e3,
-            report=log_swap,
+            report=watch.swapped,
         )
         self._redis = None
         fleet: Fleet
@@ -70,12 +85,11 @@ class Replica:
             replica=settings.replica or replica_name(socket.gethostname(), settings.port),
             first=functools.partial(_first, settings, self.catalog),
             poll_s=settings.fleet_poll_ms / 1e3,
+            decided=watch.decided,
         )
         self._following: asyncio.Task[None] | None = None
 
-    def _open(
-        self, settings: Settings, report_batch: Callable[[BatchReport], None], bundle: Bundle
-    ) -> LoadedVersion:
+    def _open(self, settings: Settings, watch: Watch, bundle: Bundle) -> LoadedVersion:
         if settings.signing_key is not None:
             check_signature(bundle, settings.signing_key)
         return open_version(
@@ -85,7 +99,7 @@ class Replica:
             backend=settings.backend,
             plans=settings.plans,
             stall_s=settings.stall_ms / 1e3,
-            report=report_batch,
+            report=watch.batches_of(bundle.manifest),
             samples=self.traffic.samples,
             gently=self.versions.primary is not None,
         )
@@ -125,9 +139,3 @@ def _first(settings: Settings, catalog: Catalog) -> Sequence[str]:
         reasons = "; ".join(catalog.refused.values()) or f"none under {catalog.store}"
         raise NotFound(f"model {settings.model!r} has no readable version: {reasons}")
     return versions[:2]
-
-
-def log_swap(report: SwapReport) -> None:
-    """One line a swap, done or refused."""
-    level = logging.INFO if report.outcome == "done" else logging.ERROR
-    _log.log(level, f"swap {report.outcome}", extra=msgspec.to_builtins(report))
