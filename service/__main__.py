@@ -19,6 +19,7 @@ from service.http.protocol import Connection
 from service.settings import Settings, SettingsFault, load
 from service.signals.embedded import embedded_valkey
 from service.telemetry.log import start_logging
+from service.telemetry.providers import ProviderFault
 
 _SWITCH_INTERVAL_S = 0.0005
 """The device thread must not wait 5 ms, Python's default, for the interpreter lock."""
@@ -94,7 +95,11 @@ def main() -> int:
     start_logging(settings.log_level)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with _with_store(settings) as complete:
-        app = Service(complete)
+        try:
+            app = Service(complete)
+        except ProviderFault as fault:
+            print(fault, file=sys.stderr)
+            return 2
         config = uvicorn.Config(
             app,
             host=complete.host,

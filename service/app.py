@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 
+from service.domain import Change
 from service.errors import RankerError
 from service.http import openapi
 from service.http.access import Access
 from service.http.asgi import Endpoint, Receive, Scope, Send
 from service.http.routes import EventsEndpoint, RankEndpoint, forget_user
+from service.instruments import Instruments
 from service.ranking.admission import Admission
 from service.ranking.ranker import Ranker
 from service.settings import Settings
 from service.signals.breaker import Breaker
 from service.signals.connect import connect
 from service.signals.store import SignalStore
-from service.telemetry.metrics import Metrics
 from service.versions.catalog import Catalog
 from service.versions.hotswap import open_version
 from service.versions.items_feed import follow_items
 from service.versions.loaded import Versions
-
-_log = logging.getLogger("ranker.app")
 
 
 class Service(FastAPI):
@@ -42,7 +41,9 @@ class Service(FastAPI):
             lifespan=_lifespan,
         )
         self.settings = settings
-        self.metrics = Metrics()
+        self.instruments = Instruments(settings, version=self.version)
+        self.telemetry = self.instruments.telemetry
+        self.metrics = self.telemetry.metrics
         self.versions = Versions()
         self.loaded = asyncio.Event()
         """Set once the first load has ended, well or not."""
@@ -52,6 +53,9 @@ class Service(FastAPI):
             [key.get_secret_value() for key in settings.api_keys], quota_rps=settings.quota_rps
         )
         self.signals = _signals(settings)
+        self.instruments.watch(
+            versions=self.versions, signals=self.signals, admission=self.admission
+        )
         ranker = Ranker(
             versions=self.versions,
             signals=self.signals,
@@ -63,14 +67,14 @@ class Service(FastAPI):
             "/rank": RankEndpoint(
                 ranker,
                 access=self.access,
-                record=self.metrics.record,
+                record=self.telemetry.record,
                 max_body_bytes=settings.max_body_bytes,
                 timeout_s=settings.timeout_ms / 1e3,
             ),
             "/v1/events": EventsEndpoint(
                 self.signals,
                 access=self.access,
-                record=self.metrics.record,
+                record=self.telemetry.record,
                 count=lambda result, count: self.metrics.events.labels(result).inc(count),
                 max_body_bytes=settings.max_body_bytes,
             ),
@@ -95,6 +99,8 @@ class Service(FastAPI):
 
     async def _load(self) -> None:
         settings = self.settings
+        started = time.monotonic()
+        version: str | None = None
         try:
             version = settings.version or next(iter(self.catalog.versions(settings.model)), None)
             bundle = self.catalog.open(settings.model, version or "")
@@ -103,18 +109,40 @@ class Service(FastAPI):
                 bundle,
                 threads=settings.engine_threads,
                 max_queue_s=settings.max_queue_ms / 1e3,
-                report=self.metrics.record_batch,
+                report=self.telemetry.batches_of(bundle.manifest.version, bundle.manifest.metrics),
             )
         except RankerError as error:
             self.versions.fault = f"{type(error).__name__}: {error}"
-            _log.error("version refused", extra={"reason": self.versions.fault})
+            self.telemetry.record_change(
+                Change(
+                    kind="swap",
+                    model_name=settings.model,
+                    model_version=version or "",
+                    done=False,
+                    started_s=started,
+                    ended_s=time.monotonic(),
+                    reason=self.versions.fault,
+                )
+            )
             return
         self.versions.primary = loaded
         self.metrics.ready.set(1)
         # a full collection takes tens of ms with these libraries loaded; frozen objects are skipped
         gc.collect()
         gc.freeze()
-        _log.info("version live", extra={"model": loaded.name, "version": loaded.version})
+        engine = loaded.executor.rungs[0]
+        self.telemetry.record_change(
+            Change(
+                kind="swap",
+                model_name=loaded.name,
+                model_version=loaded.version,
+                done=True,
+                started_s=started,
+                ended_s=time.monotonic(),
+                backend=engine.name,
+                precision=engine.precision,
+            )
+        )
 
 
 def _signals(settings: Settings) -> SignalStore:
@@ -145,7 +173,8 @@ async def _lifespan(app: Service) -> AsyncIterator[None]:
             )
         )
     try:
-        yield
+        async with app.instruments.running():
+            yield
     finally:
         if feeding is not None:
             feeding.cancel()
@@ -205,9 +234,10 @@ def _mount(app: Service) -> None:
         return {"status": "not ready", "reason": reason}
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        """Prometheus text."""
-        return Response(app.metrics.expose(), media_type="text/plain; version=0.0.4")
+    async def metrics(request: Request) -> Response:
+        """Prometheus text, or OpenMetrics with exemplars for those who accept it."""
+        body, content_type = app.metrics.expose(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -28,6 +28,23 @@ Encode = Callable[[Sequence[Person], Sequence[Slate]], tuple[Batch, Int64Array]]
 _PRIORITIES: tuple[Priority, ...] = ("interactive", "batch", "shadow")
 
 
+class BatchReport(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What one batch was, for telemetry; told apart by identity."""
+
+    requests: int
+    tiles: int
+    candidates: int
+    slots: int
+    """Places for candidates in the tiles; those that no candidate takes are padding."""
+    started_s: float
+    """When the engine began, on the monotonic clock."""
+    seconds: float
+    backend: BackendName | None = None
+    """None where no engine could score it."""
+    precision: str = ""
+    scores: NDArray[np.float64] | None = None  # [candidates] of the first request alone
+
+
 class JobScores(msgspec.Struct, frozen=True):
     """One job's share of a scored batch."""
 
@@ -39,6 +56,7 @@ class JobScores(msgspec.Struct, frozen=True):
     rung: int
     queue_s: float
     inference_s: float
+    batch: BatchReport
 
 
 class Job(msgspec.Struct, eq=False):
@@ -51,15 +69,6 @@ class Job(msgspec.Struct, eq=False):
     """On the monotonic clock."""
     future: asyncio.Future[JobScores]
     queued_s: float
-
-
-class BatchReport(msgspec.Struct, frozen=True):
-    """What one batch was, for telemetry."""
-
-    users: int
-    tiles: int
-    seconds: float
-    failed: bool
 
 
 class MicroBatcher:
@@ -201,10 +210,19 @@ class MicroBatcher:
         tiles = sum(job.tiles for job in jobs)
         if isinstance(result, BackendFault):
             self._fail(jobs, result)
-            self._report(BatchReport(len(jobs), tiles, self._clock() - sealed_s, failed=True))
+            self._tell(self._report_of(jobs, sealed_s, self._clock() - sealed_s))
             return
         self.cost.learn(tiles, result.seconds)
         scores = blend(result.logits, self._output)  # [tiles, T]
+        first = scores[: jobs[0].tiles].ravel()[: len(jobs[0].slate.ids)]
+        report = self._report_of(
+            jobs,
+            result.started_s,
+            result.seconds,
+            backend=result.backend,
+            precision=result.precision,
+            scores=first,
+        )
         at = 0
         for job, missing in zip(jobs, unknown.tolist(), strict=True):
             end = at + job.tiles
@@ -218,10 +236,39 @@ class MicroBatcher:
                         result.rung,
                         result.started_s - job.queued_s,
                         result.seconds,
+                        report,
                     )
                 )
             at = end
-        self._report(BatchReport(len(jobs), tiles, result.seconds, failed=False))
+        self._tell(report)
+
+    def _report_of(
+        self,
+        jobs: list[Job],
+        started_s: float,
+        seconds: float,
+        *,
+        backend: BackendName | None = None,
+        precision: str = "",
+        scores: NDArray[np.float64] | None = None,
+    ) -> BatchReport:
+        tiles = sum(job.tiles for job in jobs)
+        return BatchReport(
+            requests=len(jobs),
+            tiles=tiles,
+            candidates=sum(len(job.slate.ids) for job in jobs),
+            slots=tiles * self._tile_width,
+            started_s=started_s,
+            seconds=seconds,
+            backend=backend,
+            precision=precision,
+            scores=scores,
+        )
+
+    def _tell(self, report: BatchReport) -> None:
+        """Report once the callers, who are next in the loop, have their answers."""
+        assert self._loop is not None
+        self._loop.call_soon(self._report, report)
 
     @staticmethod
     def _fail(jobs: list[Job], error: Exception) -> None:

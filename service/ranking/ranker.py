@@ -137,7 +137,7 @@ class Ranker:
         shown = Slate(slate.ids, slate.features, query.context.surface, now_ms)
         batcher.check(shown.tiles(version.space.spec.tile_width), deadline.at_s)
 
-        started = time.monotonic()
+        started = ranking.times.signals_at_s = time.monotonic()
         state = await self._fetch(request)
         ranking.times.signals_s = time.monotonic() - started
         _note_signals(ranking, state, now_ms)
@@ -154,6 +154,7 @@ class Ranker:
         ranking.times.queue_s = scored.queue_s
         ranking.times.inference_s = scored.inference_s
         ranking.backend, ranking.precision = scored.backend, scored.precision
+        ranking.batch = scored.batch
         if scored.unknown:
             ranking.degraded.append("unknown_items")
         if scored.rung:

@@ -1,0 +1,145 @@
+"""The instruments of one process, as the composition root sets them up.
+
+Builds telemetry from the settings, and says which live values of the parts a scrape reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from service.ranking.admission import Admission
+from service.settings import Settings
+from service.signals.store import SignalStore
+from service.telemetry.live import LiveValues, Reading, Samples
+from service.telemetry.providers import Tags, provider
+from service.telemetry.record import Telemetry
+from service.telemetry.runtime import Gpus, LoopLag, Pauses
+from service.telemetry.spans import SpanWriter
+from service.versions.loaded import LoadedVersion, Versions
+
+_BREAKER_STATES = ("closed", "half_open", "open")
+
+
+class Instruments:
+    """Telemetry, its provider of spans, and the watchers of the interpreter."""
+
+    def __init__(self, settings: Settings, *, version: str) -> None:
+        """Raises ProviderFault if the chosen provider is not installed."""
+        tags = Tags(settings.service, settings.env, version)
+        self._provider = provider(
+            settings.tracing, tags=tags, otlp_url=settings.otlp_url, agent_url=settings.agent_url
+        )
+        spans: SpanWriter | None = None
+        if self._provider is not None:
+            spans = SpanWriter(self._provider.tracer, sample=settings.trace_sample)
+        self.telemetry = Telemetry(
+            spans=spans,
+            slow_s=settings.slow_ms / 1e3,
+            notable_rps=settings.notable_rps,
+            access_log=settings.access_log,
+            tags={
+                "dd.service": tags.service,
+                "dd.env": tags.env,
+                "dd.version": tags.version,
+            },
+        )
+        registry = self.telemetry.metrics.registry
+        self._pauses = Pauses(registry)
+        self._lag = LoopLag(registry)
+        if (gpus := Gpus.found()) is not None:
+            registry.register(gpus)
+
+    def watch(self, *, versions: Versions, signals: SignalStore, admission: Admission) -> None:
+        """Let every scrape read the state of the parts."""
+        readings = [*_of_versions(versions), *_of_signals(signals), _of_admission(admission)]
+        self.telemetry.metrics.registry.register(LiveValues(readings))
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Measure the interpreter for the block, then send what spans are left."""
+        self._pauses.start()
+        lag = asyncio.create_task(self._lag.watch())
+        try:
+            yield
+        finally:
+            lag.cancel()
+            self._pauses.stop()
+            self.telemetry.flush()
+            if self._provider is not None:
+                await asyncio.to_thread(self._provider.close)
+
+
+def _of_versions(versions: Versions) -> list[Reading]:
+    def each(read: Callable[[LoadedVersion], float]) -> Callable[[], Samples]:
+        def samples() -> Samples:
+            primary = versions.primary
+            return {(primary.version,): read(primary)} if primary is not None else {}
+
+        return samples
+
+    label = ("model_version",)
+    return [
+        Reading(
+            "gauge",
+            "ranker_queue_tiles",
+            "Tiles that wait for the engine",
+            label,
+            each(lambda version: version.batcher.queued_tiles),
+        ),
+        Reading(
+            "gauge",
+            "ranker_queue_predicted_seconds",
+            "Predicted wait of a request that came now",
+            label,
+            each(lambda version: version.batcher.wait_s()),
+        ),
+    ]
+
+
+def _of_signals(store: SignalStore) -> list[Reading]:
+    def state() -> Samples:
+        return {("signals", word): float(word == store.breaker.state) for word in _BREAKER_STATES}
+
+    def reads() -> Samples:
+        counts = store.counts
+        return {
+            ("pipelines",): counts.pipelines,
+            ("users",): counts.users,
+            ("shared",): counts.shared,
+            ("late",): counts.late,
+            ("failed",): counts.failed,
+            ("skipped_records",): counts.skipped_records,
+        }
+
+    return [
+        Reading(
+            "gauge", "ranker_breaker_state", "1 for the state now", ("breaker", "state"), state
+        ),
+        Reading(
+            "counter",
+            "ranker_breaker_opened",
+            "How often the breaker opened",
+            ("breaker",),
+            lambda: {("signals",): store.breaker.opened},
+        ),
+        Reading("counter", "ranker_signal_reads", "Reads of the signal store", ("kind",), reads),
+        Reading(
+            "gauge",
+            "ranker_local_signals_bytes",
+            "Memory of last-known signals",
+            (),
+            lambda: {(): store.local.held_bytes},
+        ),
+    ]
+
+
+def _of_admission(admission: Admission) -> Reading:
+    return Reading(
+        "gauge",
+        "ranker_in_flight",
+        "Requests in flight",
+        (),
+        lambda: {(): admission.in_flight},
+    )
