@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from service.errors import ManifestFault
+
 _WINDOW_S = 300.0
 _ENOUGH = 500
 """Values below which PSI says more of chance than of drift."""
@@ -34,8 +36,14 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 def references(metrics: dict[str, Any]) -> dict[str, Reference]:
-    """The references of a manifest's `metrics["reference"]`, by name; none if it has none."""
-    return msgspec.convert(metrics.get("reference", {}), dict[str, Reference])
+    """The references of a manifest's `metrics["reference"]`, by name; none if it has none.
+
+    Raises ManifestFault for what is no reference.
+    """
+    try:
+        return msgspec.convert(metrics.get("reference", {}), dict[str, Reference])
+    except msgspec.ValidationError as error:
+        raise ManifestFault(f"metrics.reference: {error}") from error
 
 
 class Drift:
