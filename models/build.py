@@ -13,6 +13,7 @@ from models.log import Log
 from models.metrics import slate_report
 from models.network import Preset
 from models.pack import Ingredients, pack
+from models.reference import reference_of
 from models.train import Recipe, fit, score
 from service.bundle import BatchSpec, Bundle, OutputSpec
 from service.encoding.rows import RowSpace
@@ -45,18 +46,24 @@ def build(
     """Every step; prints the figures of the test slates."""
     splits = encode(log, preset)
     network, epochs = fit(preset, recipe, splits.train, splits.validation)
-    metrics = slate_report(score(network, splits.test), splits.test)
+    logits = score(network, splits.test)
+    metrics = slate_report(logits, splits.test)
     for name, value in metrics.items():
         tqdm.write(f"test {name} {value:.4f}")
+    output = OutputSpec(click_weight=1.0, dwell_weight=0.0)
     parts = Ingredients(
         name=log.name,
         log=log,
         network=network,
         table=Tables(log, RowSpace(preset.input_spec())).of(log.test_from_ms),
         examples=splits.test,
-        output=OutputSpec(click_weight=1.0, dwell_weight=0.0),
+        output=output,
         batch=BatchSpec(max_users=MAX_USERS, tile_buckets=TILE_BUCKETS),
-        metrics={"test": metrics, "validation": epochs},
+        metrics={
+            "test": metrics,
+            "validation": epochs,
+            "reference": reference_of(logits.numpy(), splits.test, output),
+        },
         provenance={
             "command": command,
             "recipe": msgspec.to_builtins(recipe),
