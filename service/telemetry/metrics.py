@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import choose_encoder
 
-from service.domain import Change
+from service.domain import Change, ChangeKind, DegradedReason, SignalSource
 from service.inference.batcher import BatchReport
 from service.ranking.query import Report
 from service.telemetry.spans import FRAMEWORK
@@ -27,6 +34,7 @@ class Metrics:
     """What one process counts, in its own registry."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # half as many series; nothing here reads them
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "ranker_requests",
@@ -96,10 +104,19 @@ class Metrics:
         self._source = cache(self._signals.labels)
         self._engine = cache(self._batch_seconds.labels)
         self._stages = cache(self._stages_of)
+        self._start_at_zero()
+
+    def _start_at_zero(self) -> None:
+        """Make the children of closed sets: a rate does not see the step from absent to 1."""
         for result in ("accepted", "duplicate", "clamped", "rejected"):
             self.events.labels(result)
-        for source in ("redis", "local", "none"):
+        for source in get_args(SignalSource):
             self._source(source)
+        for reason in get_args(DegradedReason):
+            self._reason(reason)
+        for kind in get_args(ChangeKind):
+            for result in ("done", "refused"):
+                self._change_seconds.labels(kind, result)
 
     def _stages_of(self, framework: str) -> list[Histogram]:
         return [self._seconds.labels(stage, framework) for stage in _STAGES]
