@@ -2,36 +2,56 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-RUN_STAMP := $(VENV)/.installed-run
-DEV_STAMP := $(VENV)/.installed-dev
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint lock.txt
+RUN := $(VENV)/.installed-run
+LOAD := $(VENV)/.installed-load
+DEV := $(VENV)/.installed-dev
 
 .PHONY: help serve demo test lint bench lock clean
 help:  ## This list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
-$(RUN_STAMP): pyproject.toml lock.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint lock.txt --editable '.[cpu]'
-	@touch $@
-
-$(DEV_STAMP): $(RUN_STAMP)
-	$(BIN)/pip install --quiet --constraint lock.txt --editable '.[cpu,datadog,load,train,dev]'
-	@touch $@
-
-serve: $(RUN_STAMP)  ## Set up and serve on 127.0.0.1:8000 with an embedded Valkey
+serve: $(RUN)  ## Set up and serve on 127.0.0.1:8000, with a Valkey of its own
 	@exec $(BIN)/python -m service
 
-test: $(DEV_STAMP) lint  ## Set up, check style, types and layers, run the tests
+demo: $(LOAD)  ## Three visitors, what they click, and how their slates move
+	@$(BIN)/python -m loadtests demo
+
+test: $(DEV) lint  ## Set up, check style, types and layers, and run the tests
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
 
-lint: $(DEV_STAMP)
+lint: $(DEV)  ## Style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(DEV_STAMP)  ## Capacity on one core, and the service's own cost beyond its engine
+bench: $(LOAD)  ## Capacity on one core, CPU a request, freshness
 	$(BIN)/python -m loadtests bench
 
-clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --upgrade --no-emit-index-url \
+  --no-header --no-annotate --python-version 3.11 --quiet
+lock: $(DEV)  ## Resolve the newest versions into lock.txt, for cpu and for gpu
+	$(BIN)/pip install --quiet uv
+	$(COMPILE) --extra cpu --extra datadog --extra load --extra train --extra dev > .lock-cpu
+	$(COMPILE) --extra gpu --constraint .lock-cpu > .lock-gpu
+	sort --unique .lock-cpu .lock-gpu > lock.txt
+	rm .lock-cpu .lock-gpu
+
+clean:  ## Remove what the other commands set up
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+
+$(RUN): pyproject.toml lock.txt
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable '.[cpu]'
+	@touch $@
+
+$(LOAD): $(RUN)
+	@$(PIP) --editable '.[cpu,load]'
+	@touch $@
+
+$(DEV): $(RUN)
+	@echo "setting up what the tests need"
+	@$(PIP) --editable '.[cpu,datadog,load,train,dev]'
+	@touch $@

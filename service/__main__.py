@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from service.app import Service
 from service.http.protocol import Connection
 from service.settings import Settings, SettingsFault, load
+from service.signals.connect import check_url
 from service.signals.embedded import embedded_valkey
 from service.telemetry.log import start_logging
 from service.telemetry.providers import ProviderFault
@@ -88,7 +89,7 @@ def _with_store(settings: Settings) -> Iterator[Settings]:
 def main() -> int:
     """Serve until a signal; the exit status is 2 for a wrong environment."""
     try:
-        settings = load()
+        settings = load(checks={"redis_url": check_url})
     except SettingsFault as fault:
         print(f"wrong settings:\n{fault}", file=sys.stderr)
         return 2

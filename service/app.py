@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
 
 from service.domain import Change
 from service.errors import RankerError
@@ -196,6 +197,9 @@ class _Delegated(Response):
 
 def _mount(app: Service) -> None:
     """Declare every route, so that the OpenAPI page shows all of them."""
+    not_ready: dict[int | str, dict[str, Any]] = {
+        503: {"description": "not ready; `reason` says why"}
+    }
 
     @app.post("/rank", openapi_extra=openapi.rank_operation())
     async def rank() -> Response:
@@ -222,8 +226,8 @@ def _mount(app: Service) -> None:
         """The event loop runs."""
         return {"status": "live"}
 
-    @app.get("/readyz")
-    @app.get("/v2/health/ready")
+    @app.get("/readyz", responses=not_ready)
+    @app.get("/v2/health/ready", responses=not_ready)
     async def ready(response: Response) -> dict[str, Any]:
         """A version is warm, and the service is not draining."""
         primary = app.versions.primary
@@ -233,7 +237,7 @@ def _mount(app: Service) -> None:
         reason = "draining" if app.admission.draining else app.versions.fault
         return {"status": "not ready", "reason": reason}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         """Prometheus text, or OpenMetrics with exemplars for those who accept it."""
         body, content_type = app.metrics.expose(request.headers.get("accept", ""))

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 Int32Array = NDArray[np.int32]
@@ -13,9 +14,10 @@ Int64Array = NDArray[np.int64]
 UInt64Array = NDArray[np.uint64]
 Float32Array = NDArray[np.float32]
 
-Millis = Annotated[int, msgspec.Meta(ge=0, le=10**14 - 1)]
+Millis = Annotated[int, Meta(ge=0, le=10**14 - 1)]
 """Times since 1970 and durations; at most 14 digits, which Lua's JSON writes exactly."""
 
+Word = Annotated[str, Meta(max_length=256)]
 Action = Literal["click", "dwell"]
 EventType = Literal["impression", "click", "dwell"]
 Priority = Literal["interactive", "batch", "shadow"]
@@ -31,6 +33,10 @@ DegradedReason = Literal[
 SignalSource = Literal["redis", "local", "none"]
 BackendName = Literal["tensorrt", "onnxruntime", "openvino", "prior"]
 Outcome = Literal["ok", "degraded", "invalid", "overloaded", "expired", "cancelled", "failed"]
+
+
+TOKEN_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{1,14}(\.[0-9a-f]{8}-[0-9a-f]{1,14})*$"  # noqa: S105  no password
+"""What a read-your-writes token looks like."""
 
 
 class Signal(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -82,23 +88,23 @@ EMPTY_STATE = UserState()
 class ItemFeatures(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A candidate's features in the request; each given one overrides the item table."""
 
-    category: str | None = None
-    author: str | None = None
-    created_ms: int | None = None
-    popularity: float | None = None
+    category: Word | None = None
+    author: Word | None = None
+    created_ms: Annotated[int, Meta(ge=0, le=2**52)] | None = None
+    popularity: Annotated[float, Meta(ge=0)] | None = None
     """Impressions in the last days, as counted by whoever builds the item table."""
-    ctr: float | None = None
-    duration_s: float | None = None
-    surface: str | None = None
+    ctr: Annotated[float, Meta(ge=0, le=1)] | None = None
+    duration_s: Annotated[float, Meta(ge=0)] | None = None
+    surface: Word | None = None
 
 
 class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Where and on what the slate will be shown."""
 
-    surface: str = ""
-    device: str = ""
-    locale: str = ""
-    segments: tuple[str, ...] = ()
+    surface: Word = ""
+    device: Word = ""
+    locale: Word = ""
+    segments: Annotated[tuple[Word, ...], Meta(max_length=64)] = ()
     """Segments of this request, before those of the stored profile."""
 
 

@@ -6,8 +6,9 @@ An unknown or bad variable stops the start, and all faults are listed together.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
@@ -49,7 +50,7 @@ class Settings(BaseModel):
     signals_ttl_days: float = Field(30, gt=0, description="when an idle user's signals expire")
     signals_local_mb: float = Field(64, ge=0, description="memory for last-known signals")
     redis_timeout_ms: float = Field(250, gt=0, description="socket time-out of the signal store")
-    redis_connections: int = Field(8, ge=1, description="most connections to the signal store")
+    redis_connections: int = Field(8, ge=6, description="most connections to the signal store")
     engine_threads: int = Field(1, ge=1, description="threads inside one engine run")
     max_queue_ms: float = Field(50, gt=0, description="most predicted time in the batch queue")
     max_in_flight: int = Field(1_024, ge=1, description="most requests in flight")
@@ -81,8 +82,15 @@ class Settings(BaseModel):
     env: str = Field("dev", description="the tag `env` of spans and logs")
 
 
-def load(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Settings of an environment; raises SettingsFault with every fault, one a line."""
+def load(
+    environment: Mapping[str, str] = os.environ,
+    *,
+    checks: Mapping[str, Callable[[str], object]] = MappingProxyType({}),
+) -> Settings:
+    """Settings of an environment; raises SettingsFault with every fault, one a line.
+
+    `checks` names settings that another part understands better; they raise ValueError.
+    """
     given: dict[str, object] = {
         key.removeprefix(PREFIX).lower(): value
         for key, value in environment.items()
@@ -90,12 +98,36 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
     }
     if isinstance(keys := given.get("api_keys"), str):
         given["api_keys"] = tuple(key.strip() for key in keys.split(",") if key.strip())
+    lines = []
+    for name, check in checks.items():
+        try:
+            if name in given:
+                check(str(given[name]))
+        except ValueError as error:
+            lines.append(f"{PREFIX}{name.upper()}: {error}")
     try:
-        return Settings(**given)  # type: ignore[arg-type]
+        settings = Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
-        lines = [
+        lines += [
             f"{PREFIX}{str(fault['loc'][0]).upper()}: "
             + ("no such setting" if fault["type"] == "extra_forbidden" else fault["msg"])
             for fault in error.errors()
         ]
-        raise SettingsFault("\n".join(sorted(lines))) from error
+    if lines:
+        raise SettingsFault("\n".join(sorted(lines)))
+    return settings
+
+
+def table() -> str:
+    """The settings as the README's Markdown table: `python -m service.settings`."""
+    lines = ["| variable | default | meaning |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        shown = "" if field.default in {None, ()} else field.default
+        if name == "store":
+            shown = "models/store"
+        lines.append(f"| `{PREFIX}{name.upper()}` | {shown} | {field.description} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())  # noqa: T201

@@ -18,7 +18,7 @@ import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
-from loadtests.processes import free_port
+from loadtests.driving.processes import free_port
 from tests.live import ROOT, START_S
 
 VERSION = "1.69.1"

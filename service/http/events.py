@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from service.domain import Event
+from service.domain import Event, EventType, Word
 from service.errors import MalformedBody, RequestFault
-from service.http.wire import fault_of
+from service.http.wire import decode, fault_of
 from service.ranking.query import Id
 
 MAX_EVENTS = 1_000
-_OLDEST_MS = 10**11
-"""A time before 1973 is a time in seconds, sent where milliseconds are wanted."""
+DwellMs = Annotated[int, Meta(ge=0, le=86_400_000)]
 
 
-class EventBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One click, dwell or impression."""
-
-    type: Literal["impression", "click", "dwell"]
+class _EventBody(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"
+):
     item_id: Id
     user_id: Id | None = None
     session_id: Id | None = None
@@ -29,10 +27,31 @@ class EventBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Dedupe key: the same one is counted once a user."""
     ranking_id: Id | None = None
     position: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
-    surface: Annotated[str, Meta(max_length=256)] = ""
-    dwell_ms: Annotated[int, Meta(ge=0, le=86_400_000)] | None = None
-    ts: Annotated[int, Meta(ge=0, le=2**52)] | None = None
-    """When it happened, in ms since 1970; now if absent, never in the future."""
+    surface: Word = ""
+    dwell_ms: DwellMs | None = None
+    ts: Annotated[int, Meta(ge=10**11, le=2**52)] | None = None
+    """When it happened, in ms since 1970; now if absent, never in the future.
+
+    A time before 1973 is a time in seconds, sent where milliseconds are wanted.
+    """
+
+
+class Impression(_EventBody, frozen=True, kw_only=True, tag="impression"):
+    """The item was shown: counted, but no signal."""
+
+
+class Click(_EventBody, frozen=True, kw_only=True, tag="click"):
+    """The item was clicked, and perhaps looked at for a while."""
+
+
+class Dwell(_EventBody, frozen=True, kw_only=True, tag="dwell"):
+    """The item was looked at for `dwell_ms`."""
+
+    dwell_ms: DwellMs
+
+
+EventBody = Impression | Click | Dwell
+_TYPES: dict[type, EventType] = {Impression: "impression", Click: "click", Dwell: "dwell"}
 
 
 class EventList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +93,7 @@ class _RawList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _raw_list = msgspec.json.Decoder(_RawList)
-_event = msgspec.json.Decoder(EventBody)
+_event: msgspec.json.Decoder[EventBody] = msgspec.json.Decoder(EventBody)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -105,7 +124,7 @@ def parse_events(body: bytes, *, ndjson: bool) -> Parsed:
             Event(
                 user=event.user_id or event.session_id or "",
                 item_id=event.item_id,
-                type=event.type,
+                type=_TYPES[type(event)],
                 at_ms=at_ms,
                 dwell_ms=event.dwell_ms or 0,
                 event_id=event.event_id,
@@ -127,16 +146,13 @@ def _split(body: bytes) -> list[bytes]:
 
 def _decode(part: bytes) -> EventBody:
     try:
-        event = _event.decode(part)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        fault = fault_of(error)
-        if isinstance(fault, MalformedBody):
-            raise RequestFault(fault.detail, code="malformed_body") from error
-        raise fault from error
+        event = decode(_event, part)
+    except MalformedBody as fault:
+        raise RequestFault(fault.detail, code="malformed_body") from fault
+    except RequestFault as fault:
+        if fault.field == "ts":
+            fault.detail = f"ts is in milliseconds since 1970: {fault.detail}"
+        raise
     if event.user_id is None and event.session_id is None:
         raise RequestFault("user_id or session_id is required", field="user_id")
-    if event.type == "dwell" and event.dwell_ms is None:
-        raise RequestFault("a dwell needs dwell_ms", field="dwell_ms")
-    if event.ts is not None and event.ts < _OLDEST_MS:
-        raise RequestFault("ts is in milliseconds since 1970", field="ts")
     return event

@@ -7,15 +7,22 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from service.http.events import Accepted, EventBody, EventList
+from service.http.events import Accepted, Click, Dwell, EventList, Impression
 from service.http.wire import Problem, RankAnswer
-from service.ranking.query import Query
+from service.ranking.query import MAX_TIMEOUT_MS, Query
 
 _REF = "#/components/schemas/{name}"
 
 
-_TYPES = [Query, RankAnswer, EventBody, EventList, Accepted, Problem]
+_TYPES = [Query, RankAnswer, Impression, Click, Dwell, EventList, Accepted, Problem]
+_EVENTS = ("Impression", "Click", "Dwell")
+_EVENT = {"anyOf": [{"$ref": _REF.format(name=name)} for name in _EVENTS]}
 
+# what the types cannot say: one of the two must name somebody
+_SOMEBODY = [
+    {"required": [field], "properties": {field: {"type": "string"}}}
+    for field in ("user_id", "session_id")
+]
 _HEADERS = {
     "X-Request-Id": "the request's id, the caller's own if it gave one",
     "X-Model-Version": "the version that ranked",
@@ -63,7 +70,7 @@ def rank_operation() -> dict[str, Any]:
                 "in": "header",
                 "required": False,
                 "description": "deadline in ms; the smaller of this and `timeout_ms` wins",
-                "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 1e9},
+                "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_MS},
             }
         ],
         "requestBody": {"required": True, **_body(_ref("Query"), "application/json")},
@@ -83,16 +90,15 @@ def rank_operation() -> dict[str, Any]:
 
 def events_operation() -> dict[str, Any]:
     """What `openapi_extra` says of `POST /v1/events`."""
-    schema = {"anyOf": [_ref("EventBody"), _ref("EventList")]}
+    schema = {"anyOf": [*_EVENT["anyOf"], _ref("EventList")]}
     return {
         "requestBody": {
             "required": True,
+            "description": "`text/plain` holds the same JSON, as `navigator.sendBeacon` sends it; "
+            "`application/x-ndjson` holds one event a line",
             "content": {
-                "application/json": {"schema": schema},
-                "text/plain": {"schema": {"type": "string", "description": "the same JSON"}},
-                "application/x-ndjson": {
-                    "schema": {"type": "string", "description": "one event a line"}
-                },
+                **_body(schema, "application/json", "text/plain")["content"],
+                "application/x-ndjson": {"schema": _EVENT},
             },
         },
         "responses": {
@@ -122,7 +128,15 @@ def publish_schemas(app: FastAPI, *, max_items: int) -> None:
     def openapi() -> dict[str, Any]:
         page = made()
         _, schemas = msgspec.json.schema_components(_TYPES, ref_template=_REF)
-        schemas["Query"]["properties"]["items"]["maxItems"] = max_items
+        schemas["Query"]["properties"]["items"] |= {"maxItems": max_items, "uniqueItems": True}
+        # one bad event does not lose the others: the list needs one good one
+        anything = {"description": "whatever is no event is named in `rejected`"}
+        schemas["EventList"]["properties"]["events"] |= {
+            "items": {"anyOf": [*_EVENT["anyOf"], anything]},
+            "contains": _EVENT,
+        }
+        for name in ("Query", *_EVENTS):
+            schemas[name]["anyOf"] = _SOMEBODY
         page.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
         for path in page["paths"].values():
             for operation in path.values():

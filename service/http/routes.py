@@ -33,7 +33,7 @@ from service.http.wire import (
     server_timing,
 )
 from service.ranking.admission import Deadline
-from service.ranking.query import Query, Ranking, Report
+from service.ranking.query import MAX_TIMEOUT_MS, Query, Ranking, Report
 from service.ranking.ranker import Ranker, new_id
 
 _log = logging.getLogger("ranker.http")
@@ -128,8 +128,11 @@ class RankEndpoint:
             wanted_ms = float(given)
         except ValueError:
             wanted_ms = -1.0
-        if not 0 < wanted_ms < float("inf"):
-            raise RequestFault("not a number of ms above 0", field="X-Request-Timeout-Ms")
+        if not 0 < wanted_ms <= MAX_TIMEOUT_MS:
+            raise RequestFault(
+                f"not a number of ms above 0, at most {MAX_TIMEOUT_MS}",
+                field="X-Request-Timeout-Ms",
+            )
         return min(timeout_s, wanted_ms / 1e3)
 
 

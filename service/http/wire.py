@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+import orjson
 
 from service import errors as e
 from service.domain import BackendName, DegradedReason, SignalSource
 from service.ranking.query import Query, Ranking
+
+T = TypeVar("T")
 
 _query = msgspec.json.Decoder(Query)
 _encode = msgspec.json.Encoder().encode
@@ -30,6 +35,7 @@ _STATUS: tuple[tuple[type[e.RankerError], int, str], ...] = (
     (e.DeadlineExceeded, 504, "deadline_exceeded"),
 )
 CODES = {code: status for _, status, code in _STATUS} | {"internal": 500}
+_NAMED_FIELD = re.compile(r"(?:missing required|unknown) field `(.+)`")
 _RETRYABLE = frozenset({429, 503, 504})
 
 
@@ -118,10 +124,34 @@ def problem_of(error: Exception, request_id: str) -> Problem:
 
 def decode_query(body: bytes) -> Query:
     """A `/rank` body; raises MalformedBody or RequestFault with the field and the reason."""
+    return decode(_query, body)
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode a body; raises MalformedBody or RequestFault with the field and the reason.
+
+    JSON knows one kind of number, so 3.0 is taken where an integer is wanted; msgspec
+    refuses that, and only such a body is read a second time.
+    """
     try:
-        return _query.decode(body)
+        return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if "got `float`" in str(error):
+            with suppress(msgspec.ValidationError):
+                whole: T = msgspec.convert(_integral(orjson.loads(body)), decoder.type)
+                return whole
         raise fault_of(error) from error
+
+
+def _integral(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [_integral(part) for part in value]
+        case dict():
+            return {key: _integral(part) for key, part in value.items()}
+    return value
 
 
 def fault_of(error: msgspec.DecodeError | UnicodeDecodeError) -> e.RequestFault:
@@ -129,7 +159,11 @@ def fault_of(error: msgspec.DecodeError | UnicodeDecodeError) -> e.RequestFault:
     if not isinstance(error, msgspec.ValidationError):
         return e.MalformedBody(f"the body is not valid JSON: {error}")
     reason, _, path = str(error).partition(" - at `$")
-    return e.RequestFault(reason, field=path.rstrip("`").removeprefix("."))
+    path = path.rstrip("`")
+    named = _NAMED_FIELD.search(reason)
+    if named is not None:
+        path += f".{named[1]}"
+    return e.RequestFault(reason, field=path.removeprefix("."))
 
 
 def encode_ranking(ranking: Ranking) -> bytes:

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from service.domain import (
     EMPTY_CONTEXT,
+    TOKEN_PATTERN,
     BackendName,
     Context,
     DegradedReason,
@@ -22,6 +23,7 @@ from service.domain import (
 from service.inference.batcher import BatchReport
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
+MAX_TIMEOUT_MS = 60_000
 RequestId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
 """Printable ASCII without blanks, as it is sent back in a header."""
 
@@ -46,10 +48,10 @@ class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """name, name@label or name@version."""
     context: Context = EMPTY_CONTEXT
     top_n: Annotated[int, Meta(ge=1)] | None = None
-    timeout_ms: Annotated[float, Meta(gt=0, le=60_000)] | None = None
+    timeout_ms: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_MS)] | None = None
     priority: Priority = "interactive"
     allow_degraded: bool = True
-    min_signal_token: Annotated[str, Meta(max_length=65_536)] | None = None
+    min_signal_token: Annotated[str, Meta(max_length=65_536, pattern=TOKEN_PATTERN)] | None = None
     ts: Annotated[int, Meta(ge=0, le=2**52)] | None = None
     """The request's time in ms, for replays; now if absent, never in the future."""
 

@@ -52,6 +52,11 @@ def connect(url: str, *, timeout_s: float, max_connections: int) -> Client:
     return _server(parts, options, max_connections)
 
 
+def check_url(url: str) -> None:
+    """Raise ValueError, which names the fault, where `connect` would; opens no connection."""
+    connect(url, timeout_s=1.0, max_connections=1)
+
+
 def _server(parts: SplitResult, options: dict[str, Any], max_connections: int) -> Redis:
     if parts.scheme == "unix":
         if not parts.path:

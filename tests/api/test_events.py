@@ -72,7 +72,7 @@ def test_one_bad_event_does_not_lose_the_others(api: httpx.Client) -> None:
         {
             "index": 1,
             "code": "invalid_request",
-            "detail": "a dwell needs dwell_ms",
+            "detail": "Object missing required field `dwell_ms`",
             "field": "dwell_ms",
         }
     ]

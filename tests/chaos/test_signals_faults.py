@@ -208,7 +208,7 @@ async def test_no_reply_reaches_another_user_whatever_breaks(
     sources = {"redis": 0, "local": 0, "none": 0}
 
     async def reader(user: str) -> None:
-        for _ in range(40):
+        while sources["redis"] < 400 or sources["local"] < 200:
             budget_s = rng.choice([0.002, 0.02, 0.5])
             state = await fetch(store, user, budget_s)
             assert {signal.item_id for signal in state.signals} <= {f"item-of-{user}"}
@@ -219,8 +219,12 @@ async def test_no_reply_reaches_another_user_whatever_breaks(
     async def breaker_of_things() -> None:
         while True:
             proxy.heal()
-            fault = rng.choice(["delay", "jitter", "truncate", "black_hole", "reset", "half_close"])
-            if fault == "delay":
+            fault = rng.choice(
+                ["none", "delay", "jitter", "truncate", "black_hole", "reset", "half_close"]
+            )
+            if fault == "none":
+                pass
+            elif fault == "delay":
                 proxy.delay_s = 0.005
             elif fault == "jitter":
                 proxy.jitter_s = 0.03
@@ -235,12 +239,10 @@ async def test_no_reply_reaches_another_user_whatever_breaks(
             await asyncio.sleep(rng.random() * 0.05)
 
     chaos = asyncio.create_task(breaker_of_things())
-    async with asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         for user in users:
             group.create_task(reader(user))
     chaos.cancel()
     await asyncio.wait([chaos])
-    assert sources["redis"] > 100
-    assert sources["local"] > 100
     proxy.heal()
     await assert_recovers(store)

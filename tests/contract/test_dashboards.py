@@ -156,6 +156,7 @@ def unparsed(node: Any) -> Iterator[Any]:
     """Parts of a model of datadog-api-client that it could not make sense of."""
     if getattr(node, "_unparsed", False):
         yield node
+        return
     if isinstance(node, list):
         for inner in node:
             yield from unparsed(inner)

@@ -18,14 +18,14 @@ def test_one_event_a_list_and_ndjson_are_the_same() -> None:
 @pytest.mark.parametrize(
     ("event", "field"),
     [
-        (b'{"type":"click","user_id":"u"}', ""),
+        (b'{"type":"click","user_id":"u"}', "item_id"),
         (b'{"type":"like","user_id":"u","item_id":"a"}', "type"),
         (b'{"type":"click","item_id":"a"}', "user_id"),
         (b'{"type":"dwell","user_id":"u","item_id":"a"}', "dwell_ms"),
         (b'{"type":"dwell","user_id":"u","item_id":"a","dwell_ms":-1}', "dwell_ms"),
         (b'{"type":"click","user_id":"u","item_id":"a","ts":1700000000}', "ts"),
         (b'{"type":"click","user_id":"","item_id":"a"}', "user_id"),
-        (b'{"type":"click","user_id":"u","item_id":"a","color":"red"}', ""),
+        (b'{"type":"click","user_id":"u","item_id":"a","color":"red"}', "color"),
         (b"7", ""),
     ],
 )

@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from loadtests.client import Client, Target
+from loadtests.driving.client import Client
+from loadtests.driving.target import Target
 
 Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -33,8 +34,8 @@ async def client_of(
         yield client
     finally:
         await client.close()
-        server.close()
         await asyncio.sleep(0.01)  # lets a conversation begin whose connection was just accepted
+        server.close()
         await asyncio.gather(*filter(None, conversations))
 
 

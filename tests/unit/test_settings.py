@@ -1,6 +1,7 @@
 import pytest
 
 from service.settings import SettingsFault, load
+from service.signals.connect import check_url
 
 
 def test_an_empty_environment_is_valid() -> None:
@@ -10,14 +11,24 @@ def test_an_empty_environment_is_valid() -> None:
 
 def test_all_faults_are_listed_together() -> None:
     with pytest.raises(SettingsFault) as fault:
-        load({"RANKER_PORT": "many", "RANKER_SPEED": "11", "RANKER_MAX_ITEMS": "0"})
+        load(
+            {
+                "RANKER_PORT": "many",
+                "RANKER_SPEED": "11",
+                "RANKER_MAX_ITEMS": "0",
+                "RANKER_REDIS_URL": "http://h",
+            },
+            checks={"redis_url": check_url},
+        )
     lines = str(fault.value).splitlines()
     assert [line.partition(":")[0] for line in lines] == [
         "RANKER_MAX_ITEMS",
         "RANKER_PORT",
+        "RANKER_REDIS_URL",
         "RANKER_SPEED",
     ]
-    assert lines[2].endswith("no such setting")
+    assert "unknown scheme" in lines[2]
+    assert lines[3].endswith("no such setting")
 
 
 def test_secrets_are_masked() -> None:

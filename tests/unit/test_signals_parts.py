@@ -64,7 +64,7 @@ def test_failures_of_attempts_already_under_way_do_not_prolong_an_open_breaker()
     assert breaker.allow()
 
 
-@given(st.dictionaries(st.text(max_size=20), st.integers(0, 2**62), max_size=20))
+@given(st.dictionaries(st.text(max_size=20), st.integers(0, 2**52), min_size=1, max_size=20))
 def test_a_token_gives_back_each_users_write_number(written: dict[str, int]) -> None:
     covered = token.parse(token.encode(written))
     assert covered == {token.user_hash(user): number for user, number in written.items()}
@@ -72,8 +72,9 @@ def test_a_token_gives_back_each_users_write_number(written: dict[str, int]) -> 
 
 def test_a_token_of_one_user_is_short_and_url_safe() -> None:
     text = token.encode({"user-12345": 1000})
-    assert len(text) == 8
-    assert text.replace("-", "a").replace("_", "a").isalnum()
+    assert len(text) == 12
+    assert text.endswith("-3e8")
+    assert text.replace("-", "").isalnum()
 
 
 def test_a_token_of_a_thousand_users_is_accepted() -> None:
@@ -91,7 +92,19 @@ def test_any_text_is_a_token_or_a_fault_that_names_the_field(text: str) -> None:
         assert all(0 <= number < 2**63 for number in covered.values())
 
 
-@pytest.mark.parametrize("text", ["!", "AAAA", "AAAAAA", "A", "gICAgICAgICAgICAgICA", "A" * 20_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "!",
+        "0123abcd",
+        "0123abcd-",
+        "0123ABCD-1",
+        "0123abcd-1.",
+        "0123abcd-1\n",
+        "0123abcd-1." * 9_000,
+    ],
+)
 def test_a_damaged_token_is_refused(text: str) -> None:
     with pytest.raises(RequestFault):
         token.parse(text)

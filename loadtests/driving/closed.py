@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtests.client import Client, Reply
+from loadtests.driving.client import Client, Reply
 
 
 class ClosedRun(msgspec.Struct, frozen=True):

