@@ -27,6 +27,7 @@ _COMMANDS = {
     "cost": ("cost", "replicas and money for a trace, from curves and a price list"),
     "bench": ("bench", "capacity of this service on one core, against its bare engine"),
     "demo": ("demo", "three visitors of the shipped shop, and how their slates move"),
+    "telemetry": ("telemetry", "CPU that metrics and tracing cost a request"),
     "trivial": ("trivial", "a server that does nothing, to measure the generator"),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -50,10 +51,10 @@ class Drift:
     """Live counts in the reference's bins, over the last one to two windows of 5 minutes."""
 
     def __init__(self, reference: Reference, clock: Callable[[], float] = time.monotonic) -> None:
-        self._edges = np.array(reference.edges)
+        self._edges = list(reference.edges)
         self._expected = np.maximum(np.array(reference.shares), _LEAST_SHARE)
         self._clock = clock
-        self._now: NDArray[np.int64] = np.zeros(len(reference.shares), np.int64)
+        self._now = [0] * len(reference.shares)
         self._before = self._now.copy()
         self._turns_s = clock() + _WINDOW_S
 
@@ -61,16 +62,17 @@ class Drift:
         """Count values."""
         self._turn()
         at = np.searchsorted(self._edges, np.asarray(values, np.float64), side="right")
-        self._now += np.bincount(at, minlength=len(self._now))
+        for bin_at, count in enumerate(np.bincount(at).tolist()):
+            self._now[bin_at] += count
 
     def observe_one(self, value: float) -> None:
         """Count one value."""
-        self._now[self._edges.searchsorted(value, side="right")] += 1
+        self._now[bisect_right(self._edges, value)] += 1
 
     def psi(self) -> float:
         """The index now; NaN where too few values were seen."""
         self._turn()
-        counts = self._now + self._before
+        counts = np.add(self._now, self._before)
         total = int(counts.sum())
         if total < _ENOUGH:
             return math.nan
@@ -82,6 +84,6 @@ class Drift:
         if now_s < self._turns_s:
             return
         idle = now_s >= self._turns_s + _WINDOW_S
-        self._before = np.zeros_like(self._now) if idle else self._now
-        self._now = np.zeros_like(self._before)
+        self._before = [0] * len(self._now) if idle else self._now
+        self._now = [0] * len(self._before)
         self._turns_s = now_s + _WINDOW_S

@@ -54,9 +54,7 @@ class Observed:
 
     def __init__(self, redis_url: str, **settings: Any) -> None:
         wide = {"timeout_ms": 10_000, "signals_budget_ms": 2_000, "slow_ms": 60}
-        self.service = Service(
-            Settings(redis_url=SecretStr(redis_url), **{**wide, **settings})
-        )
+        self.service = Service(Settings(redis_url=SecretStr(redis_url), **{**wide, **settings}))
         self._exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
