@@ -1,7 +1,7 @@
 """The command line of the load tester: `python -m loadtests <command>`.
 
 Exit codes: 0 pass, 1 fail, 2 wrong arguments or input, 3 a run that proves nothing,
-4 undecided.
+4 undecided, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def main() -> int:
     except (TraceFault, ScheduleFault, RunFault, StartFault) as fault:
         print(f"{args.command}: {fault}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
-"""From a log to a bundle: encode, train, evaluate, pack."""
+"""From a log to a bundle in steps: encode, train, evaluate, pack; and checkpoints between them."""
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 from tqdm import tqdm
 
-from models.dataset import Examples, Tables, encode_log, shown_slates
-from models.log import Log
-from models.metrics import slate_report
-from models.network import Preset
+from models.dataset import Examples, Shown, Tables, encode_log, shown_slates
+from models.evaluate import Report, as_markdown, evaluate, plain_baselines
+from models.log import Log, LogFault
+from models.network import Network
 from models.pack import Ingredients, pack
+from models.presets import Preset
 from models.reference import reference_of
 from models.train import Recipe, fit, score
 from service.bundle import BatchSpec, Bundle, OutputSpec
@@ -22,54 +25,122 @@ MAX_USERS = 32
 TILE_BUCKETS = (1, 2, 5, 10, 20, 40, 80, 160)
 
 
-class Splits(msgspec.Struct, frozen=True):
-    """Encoded slates by time."""
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A trained network and how it came to be."""
 
-    train: Examples
-    validation: Examples
-    test: Examples
+    network: Network
+    recipe: Recipe
+    epochs: list[dict[str, float]]
+    """Validation figures of each epoch."""
+    log_sha256: str
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(
+            {
+                "preset": msgspec.to_builtins(self.network.preset),
+                "recipe": msgspec.to_builtins(self.recipe),
+                "epochs": self.epochs,
+                "log_sha256": self.log_sha256,
+                "weights": self.network.state_dict(),
+            },
+            path,
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        """Read `save`; raises LogFault if the file is not a checkpoint."""
+        try:
+            saved: dict[str, Any] = torch.load(path, weights_only=True)
+            network = Network(msgspec.convert(saved["preset"], Preset))
+            network.load_state_dict(saved["weights"])
+            recipe = msgspec.convert(saved["recipe"], Recipe)
+            return cls(network.eval(), recipe, saved["epochs"], saved["log_sha256"])
+        except (
+            OSError,
+            KeyError,
+            RuntimeError,
+            pickle.UnpicklingError,
+            msgspec.ValidationError,
+        ) as error:
+            raise LogFault(f"{path} is not a checkpoint that can be read: {error}") from error
 
 
-def encode(log: Log, preset: Preset) -> Splits:
+class TestSlates(msgspec.Struct, frozen=True):
+    """The slates that figures are told of, as shown and as encoded."""
+
+    shown: list[Shown]
+    encoded: Examples
+
+
+def train(log: Log, preset: Preset, recipe: Recipe) -> Checkpoint:
+    """Train on slates before the validation days, or on all before the test if there are none."""
     log.check()
-    every = encode_log(log, RowSpace(preset.input_spec()), shown_slates(log.impressions))
-    return Splits(
-        every.slates(every.at_ms < log.validate_from_ms),
-        every.slates((every.at_ms >= log.validate_from_ms) & (every.at_ms < log.test_from_ms)),
-        every.slates(every.at_ms >= log.test_from_ms),
+    space = RowSpace(preset.input_spec())
+    before = [slate for slate in shown_slates(log.impressions) if slate.at_ms < log.test_from_ms]
+    examples = encode_log(log, space, before)
+    held_out = examples.at_ms >= log.validate_from_ms
+    if held_out.all():
+        raise LogFault("impressions.at_ms: nothing before the validation days")
+    validation = examples.slates(held_out) if held_out.any() else None
+    network, epochs = fit(preset, recipe, examples.slates(~held_out), validation)
+    return Checkpoint(network, recipe, epochs, log.digest())
+
+
+def choose_test_slates(log: Log, preset: Preset) -> TestSlates:
+    """Slates of the test days with enough candidates, some clicked and some not."""
+    shown = [
+        slate
+        for slate in shown_slates(log.impressions)
+        if slate.at_ms >= log.test_from_ms
+        and len(slate.items) >= log.least_items
+        and 0 < sum(slate.click) < len(slate.click)
+    ]
+    if not shown:
+        raise LogFault("impressions.at_ms: no slate of the test days can be evaluated")
+    return TestSlates(shown, encode_log(log, RowSpace(preset.input_spec()), shown))
+
+
+def report(log: Log, checkpoint: Checkpoint, slates: TestSlates, output: OutputSpec) -> Report:
+    """Figures of the network and of plain baselines; printed as a table too."""
+    network = checkpoint.network
+    baselines = plain_baselines(
+        log, slates.shown, network.preset.tile_width, seed=checkpoint.recipe.seed
     )
+    figures = evaluate(network, slates.encoded, baselines, output, seed=checkpoint.recipe.seed)
+    tqdm.write(f"{len(slates.shown)} test slates of {log.name}, 95% intervals over slates")
+    tqdm.write(as_markdown(figures))
+    return figures
 
 
-def build(
-    log: Log, preset: Preset, recipe: Recipe, store: Path, *, command: str, version: str = ""
+def write_bundle(
+    log: Log, checkpoint: Checkpoint, store: Path, *, command: str, version: str = ""
 ) -> Bundle:
-    """Every step; prints the figures of the test slates."""
-    splits = encode(log, preset)
-    network, epochs = fit(preset, recipe, splits.train, splits.validation)
-    logits = score(network, splits.test)
-    metrics = slate_report(logits, splits.test)
-    for name, value in metrics.items():
-        tqdm.write(f"test {name} {value:.4f}")
-    output = OutputSpec(click_weight=1.0, dwell_weight=0.0)
+    """Evaluate and pack."""
+    preset = checkpoint.network.preset
+    output = OutputSpec()
+    slates = choose_test_slates(log, preset)
     parts = Ingredients(
-        name=log.name,
         log=log,
-        network=network,
+        network=checkpoint.network,
         table=Tables(log, RowSpace(preset.input_spec())).of(log.test_from_ms),
-        examples=splits.test,
+        examples=slates.encoded,
         output=output,
         batch=BatchSpec(max_users=MAX_USERS, tile_buckets=TILE_BUCKETS),
         metrics={
-            "test": metrics,
-            "validation": epochs,
-            "reference": reference_of(logits.numpy(), splits.test, output),
+            "test": msgspec.to_builtins(report(log, checkpoint, slates, output)),
+            "validation_by_epoch": checkpoint.epochs,
+            "reference": reference_of(
+                score(checkpoint.network, slates.encoded).numpy(), slates.encoded, output
+            ),
         },
         provenance={
             "command": command,
-            "recipe": msgspec.to_builtins(recipe),
             "preset": msgspec.to_builtins(preset),
+            "recipe": msgspec.to_builtins(checkpoint.recipe),
+            "log": log.name,
+            "log_sha256": checkpoint.log_sha256,
             "torch": str(torch.__version__),
-            "log_sha256": log.digest(),
         },
     )
     return pack(parts, store, version=version)

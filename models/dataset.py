@@ -6,7 +6,7 @@ Uses the service's own `fold` and `encode_batch`, never a second version.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -25,11 +25,11 @@ from service.domain import (
     Profile,
     Signal,
 )
+from service.encoding.batch import encode_batch
 from service.encoding.history import Person, fold
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
 from service.encoding.slate import Slate
-from service.encoding.batch import encode_batch
 
 KEEP_SIGNALS = 50
 """How many records of a user the store keeps."""
@@ -163,14 +163,13 @@ def encode_log(log: Log, space: RowSpace, slates: list[Shown]) -> Examples:
     """Encode slates of a log, in time order; shows progress."""
     tables = Tables(log, space)
     asked: dict[int, tuple[list[Person], list[Slate]]] = {}  # by the table that was known then
-    labels = []
+    width = space.spec.tile_width
     for slate, signals in replay(log, slates):
         profile = log.profiles.get(slate.user, Profile())
         context = Context(surface=slate.surface)
         people, shown = asked.setdefault(tables.day_of(slate.at_ms), ([], []))
         people.append(Person(signals, profile, context, slate.at_ms))
         shown.append(Slate(slate.items, slate.features(), slate.surface, slate.at_ms))
-        labels.append(_labels(slate, space.spec.tile_width))
     encoded = [
         encode_batch(
             people[at : at + CHUNK], shown[at : at + CHUNK], table=tables.of(day), space=space
@@ -180,7 +179,7 @@ def encode_log(log: Log, space: RowSpace, slates: list[Shown]) -> Examples:
     ]
     batches = [batch for batch, _ in encoded]
     first = np.cumsum([0, *[len(batch.hist_ids) for batch in batches]])
-    click, long_dwell, position = np.concatenate(labels, axis=1)
+    position = in_tiles([slate.positions for slate in slates], width)
     return Examples(
         hist_ids=np.concatenate([batch.hist_ids for batch in batches]),
         hist_age=np.concatenate([batch.hist_age for batch in batches]),
@@ -190,17 +189,18 @@ def encode_log(log: Log, space: RowSpace, slates: list[Shown]) -> Examples:
         tile_user=np.concatenate(
             [batch.tile_user + at for batch, at in zip(batches, first[:-1], strict=True)]
         ).astype(np.int32),
-        click=click.astype(np.float32),
-        long_dwell=long_dwell.astype(np.float32),
-        position=position.astype(np.int64),
+        click=in_tiles([slate.click for slate in slates], width).astype(np.float32),
+        long_dwell=in_tiles([slate.long_dwell for slate in slates], width).astype(np.float32),
+        position=np.nan_to_num(position).astype(np.int64),
         at_ms=np.array([slate.at_ms for slate in slates], np.int64),
     )
 
 
-def _labels(slate: Shown, width: int) -> NDArray[np.float64]:
-    """Click, long dwell and position of a slate's tiles: [3, tiles, T], padded with NaN, NaN, 0."""
-    tiles = -(-len(slate.items) // width)
-    padded = np.full((3, tiles * width), np.nan)
-    padded[2] = 0
-    padded[:, : len(slate.items)] = slate.click, slate.long_dwell, slate.positions
-    return padded.reshape(3, tiles, width)
+def in_tiles(values: Sequence[Sequence[float]], width: int) -> NDArray[np.float64]:
+    """One value a candidate, cut into tiles as slates are: [N, T], NaN where padded."""
+    parts = []
+    for row in values:
+        padded = np.full(-(-len(row) // width) * width, np.nan)
+        padded[: len(row)] = row
+        parts.append(padded.reshape(-1, width))
+    return np.concatenate(parts)

@@ -7,6 +7,7 @@ PyTorch before it is handed out.
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from models.network import Block, FoldedAttention, HeadedAttention, Network
+from models.blocks import Block, FoldedAttention, HeadedAttention
+from models.network import Network
 from service.encoding.history import CONTEXT_WIDTH, HISTORY_WIDTH
 from service.encoding.items import CANDIDATE_WIDTH
 
@@ -30,7 +32,7 @@ class Graph:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
 
-    def op(self, kind: str, *inputs: str, output: str = "", **attributes: object) -> str:
+    def op(self, kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         name = output or f"{kind.lower()}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [name], name=f"n_{name}", **attributes))
         return name
@@ -96,7 +98,7 @@ class Exporter:
             name = f"encoder{at}"
             rows = self._norm(x, f"{name}.norm1", block.norm1)
             keys, values = self._keys(rows, name, block), self._values(rows, name, block)
-            x = g.op("Add", x, self._attend(rows, keys, values, mask, name, block))
+            x = g.op("Add", x, self._attend(rows, keys, values, mask=mask, name=name, block=block))
             x = self._feed(x, name, block)
         aged = g.op("Add", x, g.op("Gather", g.constant("age", net.age), "hist_age"))
         pool = g.op("MatMul", aged, g.constant("pool", net.pool[:, None]))  # [B, L, 1]
@@ -131,7 +133,11 @@ class Exporter:
             name = f"cross{at}"
             rows = self._norm(x, f"{name}.norm1", block.norm1)
             keys, values = tiles[f"keys{at}"], tiles[f"values{at}"]
-            x = g.op("Add", x, self._attend(rows, keys, values, tiles["mask"], name, block))
+            x = g.op(
+                "Add",
+                x,
+                self._attend(rows, keys, values, mask=tiles["mask"], name=name, block=block),
+            )
             x = self._feed(x, name, block)
         hidden = g.op("Add", g.op("MatMul", x, tiles["head_weight"]), tiles["head_bias"])
         self._linear(g.op("Relu", hidden), "head_out", net.head_out, output="logits")
@@ -142,7 +148,7 @@ class Exporter:
     def _embed(self, ids: str, starts: list[int], *, keep_axis: bool = False) -> str:
         g = self.graph
         offsets = g.constant(f"{ids}.starts", np.array(starts, np.int32))
-        rows = g.op("Gather", g.constant("table", self.network.table), g.op("Add", ids, offsets))
+        rows = g.op("Gather", g.constant("table", self.network.table()), g.op("Add", ids, offsets))
         axis = g.axes(-2)
         summed = g.op("ReduceSum", rows, axis, keepdims=int(keep_axis))
         project = self.network.project
@@ -162,10 +168,11 @@ class Exporter:
         assert isinstance(linear, nn.Linear)
         g = self.graph
         weight = g.constant(f"{name}.weight", linear.weight.T)
-        if linear.bias is None:
+        bias = cast(Tensor | None, linear.bias)
+        if bias is None:
             return g.op("MatMul", x, weight, output=output)
         product = g.op("MatMul", x, weight)
-        return g.op("Add", product, g.constant(f"{name}.bias", linear.bias), output=output)
+        return g.op("Add", product, g.constant(f"{name}.bias", bias), output=output)
 
     def _feed(self, x: str, name: str, block: Block) -> str:
         g = self.graph
@@ -204,7 +211,7 @@ class Exporter:
         return self.graph.shape(0, -1, heads, self.preset.width // heads)
 
     def _attend(
-        self, queries: str, keys: str, values: str, mask: str, name: str, block: Block
+        self, queries: str, keys: str, values: str, *, mask: str, name: str, block: Block
     ) -> str:
         g, attention, heads = self.graph, block.attention, self.preset.heads
         if isinstance(attention, FoldedAttention):
@@ -231,4 +238,4 @@ def _value(name: str, kind: int, shape: list[str | int]) -> onnx.ValueInfoProto:
 
 def to_onnx(network: Network) -> bytes:
     """The network's ONNX file, without the position bias."""
-    return Exporter(network).model().SerializeToString()
+    return bytes(Exporter(network).model().SerializeToString())

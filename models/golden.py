@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from models.dataset import Examples
-from models.network import Network
+from models.network import Inputs, Network
 from models.train import take
+from service.encoding.batch import Batch
 from service.encoding.history import MASKED
 from service.encoding.items import ITEM1, ITEM2
 from service.encoding.rows import PADDING_ROW, UNKNOWN_ROW
-from service.encoding.batch import Batch
 
 SLATES = 16
 
@@ -30,8 +30,8 @@ def golden_batch(examples: Examples, *, max_tiles: int) -> Batch:
     order = np.append(chosen[chosen != fullest][:2], fullest)
     chosen = np.append(order, np.setdiff1d(chosen, order))
     chosen[[1, 2]] = chosen[[2, 1]]
-    arrays = [array.numpy() for array in take(examples, chosen)[:6]]
-    batch = Batch(*arrays)
+    inputs, _ = take(examples, chosen)
+    batch = Batch(*(array.numpy() for array in inputs))
     batch.hist_ids[0], batch.hist_age[0], batch.hist_mask[0] = PADDING_ROW, 0, MASKED
     unknown = batch.cand_ids[batch.tile_user == 2]
     unknown[..., [ITEM1, ITEM2]] = np.where(
@@ -58,7 +58,7 @@ def golden_bytes(network: Network, batch: Batch) -> bytes:
     """The npz file: the batch's arrays by the names of its fields, and `logits` [N, T, 2]."""
     arrays = {name: getattr(batch, name) for name in Batch.__struct_fields__}
     with torch.inference_mode():
-        logits = network(*(torch.from_numpy(array) for array in arrays.values())).numpy()
+        logits = network(Inputs(*map(torch.from_numpy, arrays.values()))).numpy()
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, logits=logits, **arrays)
     return buffer.getvalue()

@@ -14,33 +14,39 @@ import polars as pl
 from service.domain import Profile, Signal
 from service.errors import RankerError
 
-ITEM_SCHEMA = {
-    "id": pl.String,
-    "title": pl.String,
-    "category": pl.String,
-    "author": pl.String,
-    "created_ms": pl.Int64,
-    "duration_s": pl.Float64,
-}
-IMPRESSION_SCHEMA = {
-    "slate": pl.Int64,
-    "user": pl.String,
-    "item": pl.String,
-    "at_ms": pl.Int64,
-    "surface": pl.String,
-    "position": pl.Int64,
-    "click": pl.Boolean,
-    "long_dwell": pl.Boolean,
-}
-EVENT_SCHEMA = {
-    "user": pl.String,
-    "item": pl.String,
-    "at_ms": pl.Int64,
-    "action": pl.String,
-    "dwell_ms": pl.Int64,
-    "surface": pl.String,
-}
-EARLIER_SCHEMA = {"item": pl.String, "shown": pl.Float64, "liked": pl.Float64}
+ITEM_SCHEMA = pl.Schema(
+    {
+        "id": pl.String,
+        "title": pl.String,
+        "category": pl.String,
+        "author": pl.String,
+        "created_ms": pl.Int64,
+        "duration_s": pl.Float64,
+    }
+)
+IMPRESSION_SCHEMA = pl.Schema(
+    {
+        "slate": pl.Int64,
+        "user": pl.String,
+        "item": pl.String,
+        "at_ms": pl.Int64,
+        "surface": pl.String,
+        "position": pl.Int64,
+        "click": pl.Boolean,
+        "long_dwell": pl.Boolean,
+    }
+)
+EVENT_SCHEMA = pl.Schema(
+    {
+        "user": pl.String,
+        "item": pl.String,
+        "at_ms": pl.Int64,
+        "action": pl.String,
+        "dwell_ms": pl.Int64,
+        "surface": pl.String,
+    }
+)
+EARLIER_SCHEMA = pl.Schema({"item": pl.String, "shown": pl.Float64, "liked": pl.Float64})
 _NULLABLE = {"created_ms", "duration_s"}
 
 
@@ -63,6 +69,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     profiles: Mapping[str, Profile]
     validate_from_ms: int
     test_from_ms: int
+    least_items: int = 1
+    """Slates with fewer candidates are not evaluated."""
 
     def check(self) -> None:
         """Raise LogFault where a column is missing, empty, of another type, or tells nothing."""
@@ -94,18 +102,18 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         return digest.hexdigest()
 
 
-def _check_frame(name: str, frame: pl.DataFrame, schema: Mapping[str, type[pl.DataType]]) -> None:
+def _check_frame(name: str, frame: pl.DataFrame, schema: pl.Schema) -> None:
     for column, kind in schema.items():
         if column not in frame.columns:
             raise LogFault(f"{name}.{column}: missing")
         values = frame[column]
         if values.dtype != kind:
-            raise LogFault(f"{name}.{column}: type {values.dtype}, not {kind.__name__}")
+            raise LogFault(f"{name}.{column}: type {values.dtype}, not {kind}")
         if column in _NULLABLE:
             continue
         if values.null_count():
             raise LogFault(f"{name}.{column}: {values.null_count()} values are missing")
-        if kind is pl.Float64 and not values.is_finite().all():
+        if kind == pl.Float64 and not values.is_finite().all():
             raise LogFault(f"{name}.{column}: not a finite number")
         if column in {"id", "user", "item"} and (values == "").any():
             raise LogFault(f"{name}.{column}: an empty id")

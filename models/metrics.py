@@ -1,28 +1,38 @@
-"""Ranking metrics over slates: AUC, GAUC and NDCG@10, with bootstrap intervals."""
+"""Ranking metrics over slates: AUC, GAUC and NDCG@10. Pure."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from models.dataset import Examples
+from service.domain import Int32Array, Int64Array
 
 Values = NDArray[np.float64]
 TOP = 10
 
 
-def auc(scores: Values, labels: Values) -> float:
-    """Area under the ROC curve by ranks, ties shared; NaN with one class only."""
-    positives = labels.sum()
-    negatives = len(labels) - positives
-    if not positives or not negatives:
+def auc(scores: Values, labels: Values, weights: Values | None = None) -> float:
+    """Area under the ROC curve, ties counted half; NaN with one class only."""
+    return auc_of_places(places(scores), labels, weights)
+
+
+def places(scores: Values) -> Int64Array:
+    """Each score's place among the distinct ones, lowest first."""
+    return np.unique(scores, return_inverse=True)[1].astype(np.int64)
+
+
+def auc_of_places(places: Int64Array, labels: Values, weights: Values | None = None) -> float:
+    """The same as `auc`, for resampling: the scores' order is found once."""
+    weight = np.ones(len(labels)) if weights is None else weights
+    positives = np.bincount(places, weight * labels)
+    negatives = np.bincount(places, weight * (1 - labels))
+    pairs = positives.sum() * negatives.sum()
+    if not pairs:
         return float("nan")
-    _, tied, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(counts) - (counts - 1) / 2)[tied]
-    return float(
-        (rank[labels > 0].sum() - positives * (positives + 1) / 2) / (positives * negatives)
-    )
+    below = np.cumsum(negatives) - negatives
+    return float((positives * (below + negatives / 2)).sum() / pairs)
 
 
 def ndcg(scores: Values, labels: Values, *, top: int = TOP) -> float:
@@ -35,33 +45,43 @@ def ndcg(scores: Values, labels: Values, *, top: int = TOP) -> float:
     return float((labels[order] * discount[: len(order)]).sum() / discount[:positives].sum())
 
 
-def per_slate(scores: Values, labels: Values, tile_user: NDArray[np.int32]) -> Values:
-    """NDCG@10, AUC and size of each slate: [S, 3], from tiles [N, T] with NaN labels as padding."""
-    bounds = np.flatnonzero(np.diff(tile_user, prepend=-1, append=tile_user[-1] + 1))
-    rows = []
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
-        label, given = labels[start:end].ravel(), scores[start:end].ravel()
-        real = ~np.isnan(label)
-        rows.append((ndcg(given[real], label[real]), auc(given[real], label[real]), real.sum()))
-    return np.array(rows)
+class SlateFigures:
+    """NDCG@10 and AUC of each slate that has both classes, from tiles [N, T].
 
+    NaN labels are padding; `tile_user` [N] ascends and says which slate a tile belongs to.
+    """
 
-def gauc(slates: Values) -> float:
-    """AUC inside slates, weighted by their size, over slates with both classes."""
-    usable = ~np.isnan(slates[:, 1])
-    return float(np.average(slates[usable, 1], weights=slates[usable, 2]))
+    def __init__(self, scores: Values, labels: Values, tile_user: Int32Array) -> None:
+        slates = int(tile_user[-1]) + 1
+        starts = np.searchsorted(tile_user, np.arange(slates + 1))
+        kept: list[tuple[Values, Values]] = []
+        ndcgs: list[float] = []
+        aucs: list[float] = []
+        owners: list[Int64Array] = []
+        for start, end in pairwise(starts.tolist()):
+            label, given = labels[start:end].ravel(), scores[start:end].ravel()
+            real = ~np.isnan(label)
+            label, given = label[real], given[real]
+            if 0 < label.sum() < len(label):
+                owners.append(np.full(len(label), len(aucs)))
+                kept.append((given, label))
+                ndcgs.append(ndcg(given, label))
+                aucs.append(auc(given, label))
+        self.ndcg = np.array(ndcgs)
+        self.auc = np.array(aucs)
+        self.scores, self.labels = (np.concatenate(column) for column in zip(*kept, strict=True))
+        self.owner = np.concatenate(owners)
+        self.size = np.bincount(self.owner)
+        self._places = places(self.scores)
 
+    def __len__(self) -> int:
+        return len(self.auc)
 
-def slate_report(logits: Tensor, examples: Examples) -> dict[str, float]:
-    """AUC, GAUC and NDCG@10 of click and long dwell, each by its own logit."""
-    report = {}
-    for at, (name, labels) in enumerate(
-        (("click", examples.click), ("long_dwell", examples.long_dwell))
-    ):
-        scores, truth = logits[..., at].numpy().astype(np.float64), labels.astype(np.float64)
-        real = ~np.isnan(truth)
-        slates = per_slate(scores, truth, examples.tile_user)
-        report[f"{name}_auc"] = auc(scores[real], truth[real])
-        report[f"{name}_gauc"] = gauc(slates)
-        report[f"{name}_ndcg10"] = float(np.nanmean(slates[:, 0]))
-    return report
+    def summary(self, weights: Values | None = None) -> dict[str, float]:
+        """Mean NDCG@10, AUC over all candidates, and AUC inside slates weighted by size."""
+        weight = np.ones(len(self)) if weights is None else weights
+        return {
+            "ndcg10": float(np.average(self.ndcg, weights=weight)),
+            "auc": auc_of_places(self._places, self.labels, weight[self.owner]),
+            "gauc": float(np.average(self.auc, weights=self.size * weight)),
+        }

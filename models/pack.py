@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import hashlib
 import json
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -29,20 +28,20 @@ from service.bundle import (
     describe_files,
     write_manifest,
 )
+from service.encoding.batch import Batch
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
-from service.errors import GoldenFault
-from service.encoding.batch import Batch
+from service.errors import GoldenFault, ManifestFault
 
 GRAPH, ITEMS, GOLDEN, TITLES = "rank.onnx", "items.npz", "golden.npz", "titles.json"
 MAX_ABS_ERROR = 1e-3
 DIGEST_LETTERS = 8
+SAMPLE_ITEMS = 20
 
 
 class Ingredients(msgspec.Struct, frozen=True, kw_only=True):
     """What a bundle is made of."""
 
-    name: str
     log: Log
     network: Network
     table: ItemTable
@@ -55,11 +54,12 @@ class Ingredients(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack(parts: Ingredients, store: Path, *, version: str = "") -> Bundle:
-    """Write `store/<name>/<version>`; raises GoldenFault if ONNX Runtime differs from PyTorch.
+    """Write `store/<name>/<version>`; raises GoldenFault or ManifestFault.
 
+    The first where ONNX Runtime differs from PyTorch, the second where the version exists.
     A version left out is the day after the log's last event and a digest of the content.
     """
-    shelf = store / parts.name
+    shelf = store / parts.log.name
     shelf.mkdir(parents=True, exist_ok=True)
     space = RowSpace(parts.network.preset.input_spec())
     golden = golden_batch(parts.examples, max_tiles=parts.batch.tile_buckets[-1])
@@ -77,7 +77,7 @@ def pack(parts: Ingredients, store: Path, *, version: str = "") -> Bundle:
         digest = hashlib.sha256(content.encode()).hexdigest()[:DIGEST_LETTERS]
         manifest = Manifest(
             schema=SCHEMA,
-            name=parts.name,
+            name=parts.log.name,
             version=version or f"{day}-{digest}",
             created_at=f"{day}T00:00:00Z",
             input=space.spec,
@@ -87,13 +87,14 @@ def pack(parts: Ingredients, store: Path, *, version: str = "") -> Bundle:
             item_table=ITEMS,
             golden=GoldenSpec(file=GOLDEN, max_abs_error=MAX_ABS_ERROR),
             files=files,
+            sample_items=tuple(parts.log.items["id"][:SAMPLE_ITEMS]),
             metrics=parts.metrics,
             provenance=parts.provenance,
         )
         write_manifest(folder, manifest)
         place = shelf / manifest.version
         if place.exists():
-            shutil.rmtree(place)
+            raise ManifestFault(f"{place} exists already")
         folder.rename(place)
     return Bundle.open(place)
 
@@ -117,5 +118,5 @@ def _titles(log: Log) -> str:
 def _last_day(log: Log) -> str:
     last_ms = log.impressions["at_ms"].max()
     assert isinstance(last_ms, int)
-    day = datetime.datetime.fromtimestamp(last_ms / 1000, datetime.UTC).date()
-    return (day + datetime.timedelta(days=1)).isoformat()
+    day = dt.datetime.fromtimestamp(last_ms / 1000, dt.UTC).date()
+    return (day + dt.timedelta(days=1)).isoformat()

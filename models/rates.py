@@ -12,7 +12,7 @@ from service.encoding.rows import RowSpace
 
 ITEM_WEIGHT = 10.0
 """Expected clicks that an item's own record must outweigh."""
-SURFACE_WEIGHT = 10.0
+SURFACE_WEIGHT = 80.0
 """Impressions that an item's record on one surface must outweigh."""
 EARLIER_WEIGHT = 0.3
 """What one impression from before the log counts beside one of the log."""
@@ -78,10 +78,10 @@ def _rates(shown: Values, clicked: Values, seen: Values, liked: Values) -> tuple
 
     The lift is a Gamma-Poisson posterior mean: observed over expected clicks, shrunk to 1.
     """
-    overall = (clicked.sum() + 1) / (shown.sum() + 10)
+    earlier_rate = (liked.sum() + 1) / (seen.sum() + 10)
+    overall = (clicked.sum() + 10 * earlier_rate) / (shown.sum() + 10)
     rate = (clicked.sum(axis=1) + 20 * overall) / (shown.sum(axis=1) + 20)
     expected = (rate[:, None] * shown).sum(axis=0)
-    earlier_rate = (liked.sum() + 1) / (seen.sum() + 10)
     observed = clicked.sum(axis=0) + EARLIER_WEIGHT * liked
     expected = expected + EARLIER_WEIGHT * earlier_rate * seen
     return rate, (observed + ITEM_WEIGHT) / (expected + ITEM_WEIGHT)

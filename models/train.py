@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,8 +14,9 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from models.dataset import Examples
-from models.metrics import slate_report
-from models.network import ITEM_COLUMNS, MAX_POSITION, Network, Preset
+from models.metrics import SlateFigures
+from models.network import ITEM_COLUMNS, MAX_POSITION, Inputs, Network
+from models.presets import Preset
 from service.domain import Int64Array
 from service.encoding.history import MASKED
 from service.encoding.rows import PADDING_ROW, UNKNOWN_ROW
@@ -36,18 +38,23 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     lag_share: float = 0.3
     """Share of histories whose newest events are hidden, as if they had not arrived yet."""
     max_lag_events: int = 5
+    dropout: float = 0.1
     dwell_loss: float = 0.5
     pair_loss: float = 0.0
     """Weight of the in-slate pairwise term (BPR) on clicks."""
 
 
 def fit(
-    preset: Preset, recipe: Recipe, train: Examples, validation: Examples
+    preset: Preset, recipe: Recipe, train: Examples, validation: Examples | None
 ) -> tuple[Network, list[dict[str, float]]]:
-    """The network of the best epoch by validation click GAUC, and each epoch's figures."""
+    """The network of the best epoch on validation slates, and each epoch's figures.
+
+    Without validation slates all epochs are run, and the last one stands.
+    """
     torch.manual_seed(recipe.seed)
     rng = np.random.default_rng(recipe.seed)
     network = Network(preset)
+    network.dropout = recipe.dropout
     optimizer = torch.optim.AdamW(_groups(network, recipe))
     steps = recipe.epochs * -(-len(train.at_ms) // recipe.slates_per_batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -57,109 +64,121 @@ def fit(
     progress = tqdm(total=steps, desc="train", leave=False, mininterval=1)
     for epoch in range(recipe.epochs):
         network.train()
-        for batch in _batches(train, recipe, rng):
+        for batch, labels in _batches(train, recipe, rng):
             optimizer.zero_grad(set_to_none=True)
-            value = _loss(network, batch, recipe)
-            value.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(_loss(network, batch, labels, recipe))
             optimizer.step()
             _zero_padding(network)
             schedule.step()
             progress.update()
-        report = slate_report(score(network, validation), validation)
-        figures.append({"epoch": epoch, **report})
-        progress.set_postfix(gauc=report["click_gauc"], auc=report["click_auc"])
-        leader = max(range(len(figures)), key=lambda at: figures[at]["click_gauc"])
+        if validation is None:
+            continue
+        figures.append({"epoch": epoch, **click_figures(network, validation).summary()})
+        progress.set_postfix({name: round(value, 4) for name, value in figures[-1].items()})
+        leader = max(range(len(figures)), key=lambda at: _merit(figures[at]))
         if leader == epoch:
             best = copy.deepcopy(network.state_dict())
         elif epoch - leader >= recipe.patience:
             break
     progress.close()
-    network.load_state_dict(best)
+    if validation is not None:
+        network.load_state_dict(best)
     return network.eval(), figures
+
+
+def _merit(figures: dict[str, float]) -> float:
+    """What the best epoch is chosen by."""
+    return figures["ndcg10"] + figures["auc"]
+
+
+def click_figures(network: Network, examples: Examples) -> SlateFigures:
+    clicks = score(network, examples)[..., 0].numpy().astype(np.float64)
+    return SlateFigures(clicks, examples.click.astype(np.float64), examples.tile_user)
 
 
 def score(network: Network, examples: Examples, *, slates_per_batch: int = 512) -> Tensor:
     """Logits of all tiles [N, T, 2], without the position bias."""
     network.eval()
     parts = []
+    slates = np.arange(len(examples.at_ms))
     with torch.inference_mode():
-        for start in range(0, len(examples.at_ms), slates_per_batch):
-            batch = take(
-                examples, np.arange(start, min(start + slates_per_batch, len(examples.at_ms)))
-            )
-            parts.append(network(*batch[:6]))
+        for start in range(0, len(slates), slates_per_batch):
+            batch, _ = take(examples, slates[start : start + slates_per_batch])
+            parts.append(network(batch))
     return torch.cat(parts)
 
 
 def _groups(network: Network, recipe: Recipe) -> list[dict[str, object]]:
     """The embedding table learns at its own rate: most of its rows are rare."""
-    rest = [value for value in network.parameters() if value is not network.table]
+    rest = [value for value in network.parameters() if value is not network.free_rows]
     return [
         {"params": rest, "lr": recipe.learning_rate, "weight_decay": recipe.weight_decay},
-        {"params": [network.table], "lr": recipe.table_rate, "weight_decay": recipe.table_decay},
+        {
+            "params": [network.free_rows],
+            "lr": recipe.table_rate,
+            "weight_decay": recipe.table_decay,
+        },
     ]
 
 
 def _zero_padding(network: Network) -> None:
     with torch.no_grad():
-        network.table[[start + PADDING_ROW for start in network.starts]] = 0.0
+        network.free_rows[[start + PADDING_ROW for start in network.starts]] = 0.0
 
 
-def take(examples: Examples, slates: Int64Array) -> list[Tensor]:
-    """A batch's arrays in the order of the network's inputs, then click, long dwell, position."""
+class Labels(NamedTuple):
+    """What came of a batch's candidates [N, T]; NaN where padded."""
+
+    click: Tensor
+    long_dwell: Tensor
+    position: Tensor
+
+
+def take(examples: Examples, slates: Int64Array) -> tuple[Inputs, Labels]:
+    """The batch of some slates, in their order."""
     first = np.searchsorted(examples.tile_user, slates, side="left")
-    last = np.searchsorted(examples.tile_user, slates, side="right")
-    counts = last - first
-    tiles = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
+    counts = np.searchsorted(examples.tile_user, slates, side="right") - first
+    tiles = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
     users = np.repeat(np.arange(len(slates), dtype=np.int32), counts)
-    arrays = (
-        *(
-            column[slates]
-            for column in (
-                examples.hist_ids,
-                examples.hist_age,
-                examples.hist_mask,
-                examples.ctx_ids,
-            )
-        ),
-        examples.cand_ids[tiles],
-        users,
-        examples.click[tiles],
-        examples.long_dwell[tiles],
-        examples.position[tiles],
+    by_slate = (examples.hist_ids, examples.hist_age, examples.hist_mask, examples.ctx_ids)
+    arrays = (*(column[slates] for column in by_slate), examples.cand_ids[tiles], users)
+    by_tile = (examples.click, examples.long_dwell, examples.position)
+    return (
+        Inputs(*map(torch.from_numpy, arrays)),
+        Labels(*(torch.from_numpy(column[tiles]) for column in by_tile)),
     )
-    return [torch.from_numpy(array) for array in arrays]
 
 
 def _batches(
     examples: Examples, recipe: Recipe, rng: np.random.Generator
-) -> Iterator[list[Tensor]]:
+) -> Iterator[tuple[Inputs, Labels]]:
     order = rng.permutation(len(examples.at_ms))
     for start in range(0, len(order), recipe.slates_per_batch):
-        batch = take(examples, order[start : start + recipe.slates_per_batch])
-        hist_ids, hist_age, hist_mask = batch[:3]
-        if recipe.lag_share:
-            hist_ids, hist_age, hist_mask = _lag(hist_ids, hist_age, hist_mask, recipe)
-        batch[:3] = _drop_ids(hist_ids, recipe), hist_age, hist_mask
-        batch[4] = _drop_ids(batch[4], recipe)
-        yield batch
+        batch, labels = take(examples, order[start : start + recipe.slates_per_batch])
+        batch = _lag(batch, recipe)
+        yield (
+            batch._replace(
+                hist_ids=_drop_ids(batch.hist_ids, recipe),
+                cand_ids=_drop_ids(batch.cand_ids, recipe),
+            ),
+            labels,
+        )
 
 
-def _lag(
-    hist_ids: Tensor, hist_age: Tensor, hist_mask: Tensor, recipe: Recipe
-) -> tuple[Tensor, Tensor, Tensor]:
+def _lag(batch: Inputs, recipe: Recipe) -> Inputs:
     """Histories without their newest 1 to `max_lag_events` events, for a share of the users."""
-    users, length = hist_age.shape
+    users, length = batch.hist_age.shape
     hidden = torch.randint(1, recipe.max_lag_events + 1, (users, 1))
-    hidden = hidden * (torch.rand(users, 1) < recipe.lag_share)
+    hidden *= torch.rand(users, 1) < recipe.lag_share
     source = torch.arange(length) + hidden  # [B, L]
     gone = source >= length
     source = source.clamp(max=length - 1)
-    age = hist_age.gather(1, source).masked_fill(gone, PADDING_ROW)
-    mask = hist_mask.gather(1, source).masked_fill(gone, MASKED)
-    columns = source.unsqueeze(-1).expand(-1, -1, hist_ids.shape[-1])
-    ids = hist_ids.gather(1, columns).masked_fill(gone.unsqueeze(-1), PADDING_ROW)
-    return ids, age, mask
+    columns = source.unsqueeze(-1).expand(-1, -1, batch.hist_ids.shape[-1])
+    return batch._replace(
+        hist_ids=batch.hist_ids.gather(1, columns).masked_fill(gone.unsqueeze(-1), PADDING_ROW),
+        hist_age=batch.hist_age.gather(1, source).masked_fill(gone, 0),
+        hist_mask=batch.hist_mask.gather(1, source).masked_fill(gone, MASKED),
+    )
 
 
 def _drop_ids(ids: Tensor, recipe: Recipe) -> Tensor:
@@ -170,17 +189,15 @@ def _drop_ids(ids: Tensor, recipe: Recipe) -> Tensor:
     return torch.cat([items, ids[..., ITEM_COLUMNS:]], -1)
 
 
-def _loss(network: Network, batch: list[Tensor], recipe: Recipe) -> Tensor:
-    *inputs, click, long_dwell, position = batch
-    logits = network(*inputs) + network.position[position.clamp(max=MAX_POSITION - 1)]
-    real = ~click.isnan()
-    clicks, dwells = logits[..., 0], logits[..., 1]
-    total = functional.binary_cross_entropy_with_logits(clicks[real], click[real])
-    total = total + recipe.dwell_loss * functional.binary_cross_entropy_with_logits(
-        dwells[real], long_dwell[real]
-    )
+def _loss(network: Network, batch: Inputs, labels: Labels, recipe: Recipe) -> Tensor:
+    logits = network(batch) + network.position[labels.position.clamp(max=MAX_POSITION - 1)]
+    real = ~labels.click.isnan()
+    click, dwell = logits[..., 0], logits[..., 1]
+    cross_entropy = functional.binary_cross_entropy_with_logits
+    loss = cross_entropy(click[real], labels.click[real])
+    loss = loss + recipe.dwell_loss * cross_entropy(dwell[real], labels.long_dwell[real])
     if recipe.pair_loss:
-        wins = click.eq(1).unsqueeze(-1) & click.eq(0).unsqueeze(-2)  # [N, T, T]
-        margins = clicks.unsqueeze(-1) - clicks.unsqueeze(-2)
-        total = total - recipe.pair_loss * functional.logsigmoid(margins[wins]).mean()
-    return total
+        wins = labels.click.eq(1).unsqueeze(-1) & labels.click.eq(0).unsqueeze(-2)  # [N, T, T]
+        margins = click.unsqueeze(-1) - click.unsqueeze(-2)
+        loss = loss - recipe.pair_loss * functional.logsigmoid(margins[wins]).mean()
+    return loss

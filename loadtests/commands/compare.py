@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         verdict = Verdict.INVALID
     lines = [
         table(
-            percentile_rows({names[side]: summaries[side].latency for side in "AB"}),
+            percentile_rows({names[side]: summaries[side].judged for side in "AB"}),
             header=PERCENTILE_HEADER,
         )
     ]
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     text = "\n".join(lines)
     args.out.mkdir(parents=True, exist_ok=True)
     latencies = {names[side]: legs[side] for side in "AB"}
-    page = comparison_page(latencies, verdict=verdict, lines=lines[1:])
+    page = comparison_page(latencies, verdict=verdict, lines=lines[1:-1])
     (args.out / "compare.html").write_text(page)
     (args.out / "compare.json").write_bytes(msgspec.json.encode(ratio) + b"\n")
     print(f"{text}\npage: {args.out / 'compare.html'}")

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
+import resource
+import signal
 import time
 from array import array
 from collections.abc import Callable
@@ -35,7 +38,6 @@ _GRAIN_S = 0.0001
 _READ_EVERY = 16
 """Of every so many rankings the body is read, for the age of its signals; and of those by
 users who clicked before."""
-_NAN = float("nan")
 _RANK = KINDS.index("rank")
 _FAULT_PLACE = {fault: place for place, fault in enumerate(FAULTS)}
 
@@ -97,8 +99,8 @@ class Generator:
         self._version = array("H", bytes(2 * count))
         self._sent_ms = array("d", bytes(8 * count))
         self._wanted_ms = array("d", bytes(8 * count))
-        self._age_ms = array("f", [_NAN]) * count
-        self._behind_ms = array("f", [_NAN]) * count
+        self._age_ms = array("f", [math.nan]) * count
+        self._behind_ms = array("f", [math.nan]) * count
         self._timing: list[bytes | None] = [None] * count
         self._words: dict[bytes, int] = {b"": 0}
         self._next = 0
@@ -181,7 +183,7 @@ class Generator:
             self._age_ms[at] = age_ms
         if wanted_ms := self._wanted_ms[at]:
             now_ms = reply.received_s * 1e3 + self._clock_offset_ms
-            newest_ms = 0.0 if age_ms is None else now_ms - age_ms
+            newest_ms = -math.inf if age_ms is None else now_ms - age_ms
             self._behind_ms[at] = max(wanted_ms - newest_ms, 0.0)
 
     def _word(self, word: bytes) -> int:
@@ -234,6 +236,9 @@ def work(order: Order, parent: Connection) -> None:
     Messages to the parent: "ready", Pulses, then the path of the samples and CPU seconds;
     or an error's text.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     if order.core is not None:
         os.sched_setaffinity(0, {order.core})
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from http.client import HTTPException
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,13 +11,17 @@ from loadtests.driving import processes
 
 
 def batch_sizes(url: str, name: str) -> dict[float, float]:
-    """Counts by upper bound of the histogram `name`, all its series together; none is empty."""
+    """Counts by upper bound of the histogram `name`, all its series together.
+
+    Empty where the server has no such page or no such histogram.
+    """
     try:
         status, page = processes.get(url, timeout_s=5)
-    except (OSError, HTTPException):
+        families = list(text_string_to_metric_families(page)) if status == HTTPStatus.OK else []
+    except (OSError, HTTPException, ValueError):
         return {}
     counts: dict[float, float] = {}
-    for family in text_string_to_metric_families(page) if status == 200 else ():
+    for family in families:
         for sample in family.samples if family.name == name else ():
             if sample.name.endswith("_bucket"):
                 bound = float(sample.labels["le"])

@@ -17,7 +17,7 @@ import numpy as np
 
 from loadtests.driving import faults, generator
 from loadtests.driving.generator import Order, Pulse
-from loadtests.driving.samples import Description, Run, RunFault, Samples, machine
+from loadtests.driving.samples import AppliedFault, Description, Run, RunFault, Samples, machine
 from loadtests.driving.spool import Spool, Wire
 from loadtests.traces.trace import Record
 
@@ -94,16 +94,32 @@ async def _replay(folder: Path, wire: Wire, plan: Plan) -> Run:
         results = await asyncio.gather(
             *(_follow(pipe, part, progress) for part, (_, pipe) in enumerate(crew))
         )
-        description.faults = [await task for task in pending]
+        description.faults = await _finished(plan.schedule, pending, perf_counter() - start_s)
         description.generator_cpu_s = sum(cpu_s for _, cpu_s in results)
         samples = Samples.merge([Samples.load(Path(path)) for path, _ in results])
+    except BaseException:
+        for process, _ in crew:
+            process.terminate()
+        raise
     finally:
         for process, pipe in crew:
+            process.join()
             pipe.close()
-            process.join(1)
-            if process.is_alive():
-                process.terminate()
     return Run(description, samples)
+
+
+async def _finished(
+    schedule: Sequence[faults.Entry], pending: list[asyncio.Task[AppliedFault]], ended_s: float
+) -> list[AppliedFault]:
+    """What came of each entry; one whose time lies beyond the trace is not waited for."""
+    results = []
+    for entry, task in zip(schedule, pending, strict=True):
+        if entry.at_s > ended_s:
+            task.cancel()
+            results.append(AppliedFault(entry.at_s, entry.what, "not reached: the trace ended"))
+        else:
+            results.append(await task)
+    return results
 
 
 async def _receive(pipe: Connection) -> object:

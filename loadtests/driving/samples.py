@@ -46,7 +46,8 @@ class Samples(msgspec.Struct, kw_only=True):
     """Age of the newest signal used, of a sample of the answers; NaN elsewhere."""
     behind_ms: NDArray[np.float32]
     """How much older the newest signal used is than the user's last click that had been
-    acknowledged when the ranking was sent, 0 if it is not; NaN where no click was."""
+    acknowledged when the ranking was sent: 0 if it is not, infinite if no signal was used, NaN
+    where no click was."""
     stages: dict[str, NDArray[np.float32]]
     """Durations in ms by name, from `Server-Timing`; NaN where not told."""
     words: list[str]

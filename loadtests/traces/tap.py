@@ -122,11 +122,14 @@ class Tap:
             self.dropped += 1
 
     def _write(self, file: IO[bytes]) -> None:
-        last_ms = 0.0
+        first_ms, last_ms = -1.0, 0.0
         with file:
             while (entry := self._queue.get()) is not None:
                 now_ms, path, body = entry
-                last_ms = max(last_ms, now_ms)  # bodies end in another order than they begin
+                if first_ms < 0:
+                    first_ms = now_ms
+                # bodies end in another order than they begin
+                last_ms = max(last_ms, round(now_ms - first_ms, 3))
                 for record in self._records(last_ms, path, body):
                     file.write(msgspec.json.encode(record) + b"\n")
                     self.recorded += 1

@@ -13,7 +13,7 @@ import numpy as np
 
 from loadtests.driving.samples import Samples
 from loadtests.verdicts.slo import Verdict
-from loadtests.verdicts.summary import FloatArray, timed
+from loadtests.verdicts.summary import FloatArray, judged_rows
 
 _RESAMPLES = 2000
 
@@ -63,7 +63,7 @@ def p99_ratio(legs: Sequence[tuple[Samples, Samples]], *, seed: int = 0) -> Rati
 
 
 def _by_second(samples: Samples) -> dict[int, FloatArray]:
-    rows = timed(samples)
+    rows = judged_rows(samples)
     if not rows.any():
         return {}
     seconds, latency_ms = samples.due_s[rows].astype(np.int64), samples.latency_s[rows] * 1e3

@@ -11,7 +11,7 @@ from loadtests.driving.samples import Run, Samples
 from loadtests.verdicts.charts import Chart, FloatArray, Line, Mark
 from loadtests.verdicts.curve import Curve
 from loadtests.verdicts.slo import Judgement, Verdict
-from loadtests.verdicts.summary import Series, Summary, by_second, summarise, timed
+from loadtests.verdicts.summary import Series, Summary, by_second, judged_rows, summarise
 from loadtests.verdicts.text import (
     PERCENTILE_HEADER,
     freshness,
@@ -74,7 +74,7 @@ def run_page(run: Run, summary: Summary, judged: Judgement, curve: Curve | None 
                 for check in judged.checks
             ],
         ),
-        *([f"<p>{escape(freshness(summary))}.</p>"] if summary.behind.count else []),
+        *([f"<p>{escape(freshness(summary))}.</p>"] if summary.after_click else []),
         *_charts(run, series, judged),
         _section("Percentiles", _table(PERCENTILE_HEADER, percentile_rows(populations(summary)))),
     ]
@@ -151,7 +151,7 @@ def comparison_page(
     """The page of two sides: what was found, and the two distributions on one chart."""
     found = "".join(f"<p>{escape(line)}</p>" for line in lines)
     merged = {name: Samples.merge(parts) for name, parts in legs.items()}
-    named = {name: summarise(samples).latency for name, samples in merged.items()}
+    named = {name: summarise(samples).judged for name, samples in merged.items()}
     sections = [
         _verdict(verdict),
         found,
@@ -233,7 +233,7 @@ def _charts(run: Run, series: Series, judged: Judgement) -> list[str]:
 def _percentile_chart(named: dict[str, Samples], bound: float | None) -> str:
     lines = []
     for name, samples in named.items():
-        latency_ms = samples.latency_s[timed(samples)] * 1e3
+        latency_ms = samples.latency_s[judged_rows(samples)] * 1e3
         if len(latency_ms):
             slower = np.geomspace(1, 1 / len(latency_ms), 200)  # share of slower requests
             lines.append(Line(name, 1 / slower, np.percentile(latency_ms, 100 * (1 - slower))))

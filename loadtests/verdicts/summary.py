@@ -68,10 +68,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, int]
     stages: dict[str, Percentiles]
     signal_age: Percentiles
+    after_click: int
+    """Rankings that were read and came after an acknowledged click of their user."""
+    fresh_share: float
+    """Of those, the share that used it."""
     behind: Percentiles
-    """Of rankings after an acknowledged click: how far their signals lag behind it."""
-    behind_share: float
-    """Of those, the share that lags at all."""
+    """Of those that used some signals: how much older than the click the newest was."""
 
     @property
     def judged(self) -> Percentiles:
@@ -98,6 +100,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def timed(samples: Samples) -> NDArray[np.bool_]:
     """Which rows the latency is told of: [n]."""
     return samples.served | np.isin(samples.fault, _NEVER_CAME)
+
+
+def judged_rows(samples: Samples) -> NDArray[np.bool_]:
+    """Rows that an objective is about: rankings, or everything where there are none: [n]."""
+    rankings = samples.kind == KINDS.index("rank")
+    return timed(samples) & (rankings if bool(rankings.any()) else True)
 
 
 def error_class(samples: Samples, at: int) -> str:
@@ -129,8 +137,9 @@ def summarise(samples: Samples) -> Summary:
         versions=_count_words(samples.version[served], samples.words),
         stages={name: Percentiles.of_ms(_told(values)) for name, values in samples.stages.items()},
         signal_age=Percentiles.of_ms(_told(samples.signal_age_ms)),
-        behind=Percentiles.of_ms(behind),
-        behind_share=float((behind > 0).mean()) if len(behind) else float("nan"),
+        after_click=len(behind),
+        fresh_share=float((behind == 0).mean()) if len(behind) else float("nan"),
+        behind=Percentiles.of_ms(behind[np.isfinite(behind)]),
     )
 
 

@@ -76,7 +76,7 @@ def offered_and_served(summary: Summary) -> str:
 
 def freshness(summary: Summary) -> str:
     return (
-        f"freshness: {1 - summary.behind_share:.3%} of {summary.behind.count} rankings after an "
+        f"freshness: {summary.fresh_share:.3%} of {summary.after_click} rankings after an "
         "acknowledged click used it"
     )
 
@@ -99,7 +99,7 @@ def run_text(run: Run, summary: Summary, judged: Judgement) -> str:
         if counts:
             told = ", ".join(f"{word} {count:.0f}" for word, count in counts.items())
             lines.append(f"{name}: {told}")
-    if summary.behind.count:
+    if summary.after_click:
         lines.append(freshness(summary))
     lines += [f"fault at {f.at_s:.2f} s: {f.what}: {f.result}" for f in about.faults]
     lines.append(f"generator: {about.processes} process(es), {cpu_us:.0f} µs of CPU a request")

@@ -40,7 +40,7 @@ POPULARITY_EDGES: NDArray[np.float64] = np.geomspace(1, 1e7, 31)
 CTR_EDGES: NDArray[np.float64] = 1 / (1 + np.exp(-np.linspace(-7.6, 3.0, 127)))
 DURATION_EDGES_S: NDArray[np.float64] = np.geomspace(1, 7_200, 31)
 
-_BLOCK_SIZES = {
+BLOCK_SIZES = {
     "action_dwell": len(ACTION_INDEX) * DWELL_BUCKETS,
     "gap": AGE_BUCKETS,
     "item_age": len(ITEM_AGE_EDGES_MS),
@@ -53,7 +53,7 @@ _BLOCK_SIZES = {
 
 def _block_starts() -> dict[str, int]:
     starts, next_row = {}, UNKNOWN_ROW + 1
-    for block, size in _BLOCK_SIZES.items():
+    for block, size in BLOCK_SIZES.items():
         starts[block] = next_row
         next_row += size
     assert next_row <= HASHED_ROWS_START
@@ -64,7 +64,7 @@ BLOCK_START = _block_starts()
 
 # [buckets + 1]: the bucket past the last edge means "not known"
 _ITEM_AGE_ROWS: Int32Array = np.append(
-    np.arange(_BLOCK_SIZES["item_age"], dtype=np.int32) + BLOCK_START["item_age"],
+    np.arange(BLOCK_SIZES["item_age"], dtype=np.int32) + BLOCK_START["item_age"],
     UNKNOWN_ROW,
 ).astype(np.int32)
 

@@ -1,32 +1,47 @@
-"""Telling a request that its caller has left, without a task that waits for it.
+"""What the connection knows and ASGI does not tell: when a request came, and who has left.
 
-ASGI offers `receive()`, which costs a task a request; the connection itself knows for free.
+ASGI offers `receive()` to hear of a leaving caller, which costs a task a request.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.http.asgi import CallerLeft, Scope
 
 _ON_LEAVE = "ranker.on_leave"
+_RECEIVED = "ranker.received_s"
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, which calls the running request's `ranker.on_leave` when it closes."""
+    """uvicorn's connection; it stamps requests, and calls their `ranker.on_leave` as it closes."""
+
+    def on_headers_complete(self) -> None:
+        """Stamp the request: a busy loop may run it much later."""
+        scope = cast("Scope", self.scope)
+        scope[_RECEIVED] = time.monotonic()
+        super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close as uvicorn does, then tell the request."""
         super().connection_lost(exc)
         cycle = self.cycle
         if cycle is not None:
-            leave: Callable[[], None] | None = cycle.scope.get(_ON_LEAVE)  # type: ignore[assignment]
+            leave = cast("Scope", cycle.scope).get(_ON_LEAVE)
             if leave is not None:
                 leave()
+
+
+def received_s(scope: Scope) -> float:
+    """When the request came, on the monotonic clock; now, if another server runs the app."""
+    received: float = scope.get(_RECEIVED) or time.monotonic()
+    return received
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from service.http import asgi
 from service.http.access import Access
 from service.http.asgi import CallerLeft, Receive, Scope, Send, header
 from service.http.events import Accepted, Parsed, Rejected, parse_events
-from service.http.protocol import while_connected
+from service.http.protocol import received_s, while_connected
 from service.http.wire import (
     Problem,
     decode_query,
@@ -94,7 +94,7 @@ class RankEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        started = time.monotonic()
+        started = received_s(scope)
         request_id = header(scope, b"x-request-id") or ""
         try:
             self._access.check(scope)
@@ -103,9 +103,10 @@ class RankEndpoint:
             if query.request_id is None:
                 query = msgspec.structs.replace(query, request_id=request_id or new_id())
             request_id = query.request_id or ""
-            deadline = Deadline(self._timeout(scope, query))
+            deadline = Deadline(self._timeout(scope, query), received_s=started)
             with while_connected(scope):
                 ranking = await self._ranker.rank(query, deadline)
+            ranking.times.total_s = time.monotonic() - started
             await _reply_ranking(send, ranking)
             report = _report_of(ranking, len(query.items), started, scope)
         except CallerLeft:

@@ -29,12 +29,12 @@ class Admission:
 
 
 class Deadline:
-    """A monotonic instant."""
+    """A monotonic instant, counted from the request's arrival."""
 
     __slots__ = ("at_s",)
 
-    def __init__(self, timeout_s: float) -> None:
-        self.at_s = time.monotonic() + max(0.0, timeout_s - REPLY_RESERVE_S)
+    def __init__(self, timeout_s: float, *, received_s: float) -> None:
+        self.at_s = received_s + max(0.0, timeout_s - REPLY_RESERVE_S)
 
     def left_s(self) -> float:
         """The budget: seconds until the deadline, negative past it."""

@@ -96,7 +96,6 @@ class Ranker:
         Raises RequestFault for a wrong request, and a Refusal only where the query does
         not allow a degraded answer.
         """
-        started = time.monotonic()
         slate = self._check(query)
         request = _Request(
             query=query,
@@ -124,7 +123,6 @@ class Ranker:
         ranking.indexes = order.tolist()
         ranking.scores = scores.tolist()
         ranking.ids = [slate.ids[at] for at in ranking.indexes]
-        ranking.times.total_s = time.monotonic() - started
         return ranking
 
     async def _score(

@@ -68,6 +68,11 @@ class _Read:
                 waiter.set_result(answer)
 
 
+_GRACE_TURNS = 3
+"""Turns of the loop past the budget: a loop that was busy runs its timers before it looks at
+its sockets, and must not take its own lateness for Redis's."""
+
+
 class Reads:
     """The queue of readers and the pipelines in flight, at most `pipelines`."""
 
@@ -100,7 +105,7 @@ class Reads:
         if not self._scheduled:
             self._scheduled = True
             loop.call_soon(self._flush)
-        bound = loop.call_later(budget_s, self._leave, waiter)
+        bound = loop.call_later(budget_s, self._leave, waiter, _GRACE_TURNS)
         try:
             return await waiter
         finally:
@@ -119,8 +124,12 @@ class Reads:
         while self._in_flight:
             await asyncio.wait(self._in_flight)
 
-    def _leave(self, waiter: asyncio.Future[Answer | None]) -> None:
-        if not waiter.done():
+    def _leave(self, waiter: asyncio.Future[Answer | None], turns: int) -> None:
+        if waiter.done():
+            return
+        if turns:
+            asyncio.get_running_loop().call_later(0, self._leave, waiter, turns - 1)
+        else:
             self.counts.late += 1
             waiter.set_result(None)
 

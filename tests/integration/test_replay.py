@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadtests.driving import faults, processes
+from loadtests.driving import faults, metrics, processes
 from loadtests.driving.client import Client
 from loadtests.driving.closed import closed_loop
 from loadtests.driving.replay import Plan, replay
@@ -170,9 +170,9 @@ def test_bodies_events_and_headers_arrive_as_the_trace_says(
     assert set(summary.latency_by_kind) == {"rank", "event", "http"}
 
 
-@pytest.mark.parametrize(("older_ms", "behind"), [(0, 0), (3000, 1)])
+@pytest.mark.parametrize(("older_ms", "fresh"), [(0, 1), (3000, 0)])
 def test_a_ranking_after_a_click_shows_whether_the_click_was_used(
-    remembering: _RememberingServer, older_ms: int, behind: int
+    remembering: _RememberingServer, older_ms: int, fresh: int
 ) -> None:
     # the click is 900 ms old when the user's next ranking is sent
     records = [
@@ -186,8 +186,8 @@ def test_a_ranking_after_a_click_shows_whether_the_click_was_used(
     run = replay(records, wire_to(f"http://127.0.0.1:{remembering.server_port}"), quick())
 
     summary = summarise(run.samples)
-    assert summary.behind.count == 1
-    assert summary.behind_share == behind
+    assert summary.after_click == 1
+    assert summary.fresh_share == fresh
 
 
 def test_a_silent_server_is_time_outs_at_their_time(trivial: str) -> None:
@@ -203,6 +203,20 @@ def test_a_silent_server_is_time_outs_at_their_time(trivial: str) -> None:
     assert set(words) == {"timeout"}
     assert run.samples.latency_s.min() >= 0.3
     assert summarise(run.samples).served == 0
+
+
+def test_a_server_without_metrics_has_no_batches(trivial: str) -> None:
+    assert metrics.batch_sizes(f"{trivial}/metrics", "ranker_batch_users") == {}
+    nobody = f"http://127.0.0.1:{processes.free_port()}"
+    assert metrics.batch_sizes(f"{nobody}/metrics", "ranker_batch_users") == {}
+
+
+def test_a_fault_beyond_the_trace_is_told_and_not_waited_for(trivial: str) -> None:
+    late = faults.Http(at_s=3600, path="/")
+
+    run = replay(poisson(50, 0.5), wire_to(trivial), quick(schedule=[late]))
+
+    assert [fault.result for fault in run.description.faults] == ["not reached: the trace ended"]
 
 
 def test_a_server_that_is_not_there_stops_the_run_before_it_begins() -> None:

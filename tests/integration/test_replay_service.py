@@ -53,6 +53,7 @@ def test_a_made_trace_is_replayed_judged_and_shown(served: str, tmp_path: Path) 
     assert {"signals", "queue", "inference"} <= set(summary.stages)
     assert len(summary.versions) == 1
     assert summary.signal_age.count > 0
+    assert sum(Run.load(out).description.batches.values()) > 0
     again = loadtests("report", out, "--p99-ms", 0.001)
     assert again.returncode == 3, again.stdout
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -221,7 +222,7 @@ async def test_a_state_behind_its_token_is_read_twice_and_marked_stale(
 
 
 async def test_a_malformed_token_is_the_callers_fault(store: SignalStore) -> None:
-    with pytest.raises(RequestFault, match="base64url") as fault:
+    with pytest.raises(RequestFault, match="not a token") as fault:
         await fetch(store, "u", "not a token!")
     assert fault.value.field == "min_signal_token"
 
@@ -253,3 +254,14 @@ async def test_a_crowd_is_read_by_a_bounded_number_of_connections(
     assert [items(state) for state in states] == [[f"i{n}"] for n in range(1000)]
     clients = (await valkey.info("clients"))["connected_clients"]
     assert clients <= 4 + 2 + 1  # pipelines, writers, and the client that looks
+
+
+async def test_a_busy_loop_is_not_taken_for_a_slow_redis(store: SignalStore) -> None:
+    await store.write([Event(user="u", item_id="a", type="click", at_ms=1)])
+    for _ in range(10):
+        asking = asyncio.ensure_future(store.fetch("u", token=None, budget_s=0.01))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        time.sleep(0.03)  # the loop is busy for three budgets
+        assert (await asking).source == "redis"
+    assert store.counts.late == 0

@@ -129,11 +129,12 @@ def test_slow_events_do_not_hide_in_rankings_nor_rankings_in_events() -> None:
 
 def test_rankings_that_miss_an_acknowledged_click_are_counted() -> None:
     samples = samples_of([1.0] * 100)
-    samples.behind_ms[:8] = [0, 0, 0, 0, 0, 0, 40, 4000]
+    samples.behind_ms[:8] = [0, 0, 0, 0, 0, 0, 40, math.inf]
 
     summary = summarise(samples)
 
-    assert (summary.behind.count, summary.behind_share) == (8, 0.25)
+    assert (summary.after_click, summary.fresh_share) == (8, 0.75)
+    assert (summary.behind.count, summary.behind.max_ms) == (7, 40)
     judged = Objective(p99_ms=50).judge(summary)
     assert "75.000% of 8 rankings" in run_text(run_of(samples), summary, judged)
 
