@@ -17,6 +17,7 @@ from service.errors import RankerError
 from service.http import openapi
 from service.http.access import Access
 from service.http.asgi import Endpoint, Receive, Scope, Send
+from service.http.profiling import profile_routes
 from service.http.routes import EventsEndpoint, RankEndpoint, forget_user
 from service.instruments import Instruments
 from service.ranking.admission import Admission
@@ -25,6 +26,7 @@ from service.settings import Settings
 from service.signals.breaker import Breaker
 from service.signals.connect import connect
 from service.signals.store import SignalStore
+from service.telemetry.profile import flame_graph
 from service.versions.catalog import Catalog
 from service.versions.hotswap import open_version
 from service.versions.items_feed import follow_items
@@ -242,6 +244,11 @@ def _mount(app: Service) -> None:
         """Prometheus text, or OpenMetrics with exemplars for those who accept it."""
         body, content_type = app.metrics.expose(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
+
+    token = app.settings.admin_token
+    app.include_router(
+        profile_routes(flame_graph, token=token.get_secret_value() if token is not None else None)
+    )
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

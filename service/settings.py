@@ -38,6 +38,9 @@ class Settings(BaseModel):
     store: Path = Field(_SHIPPED_STORE, description="folder of bundles, `<name>/<version>/`")
     model: str = Field("shop", description="name of the model to serve")
     version: str | None = Field(None, description="version to serve; the newest if absent")
+    admin_token: SecretStr | None = Field(
+        None, min_length=16, description="bearer token of the admin routes; off if absent"
+    )
     items_file: Path | None = Field(
         None, description="item table that replaces the bundle's, read again when it changes"
     )

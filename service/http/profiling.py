@@ -1,0 +1,58 @@
+"""The admin route that profiles: a flame graph of the running process, on demand."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+
+from service.errors import Forbidden, RankerError, Unauthenticated
+from service.http.wire import problem_of
+from service.ranking.ranker import new_id
+
+_IMAGE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "a flame graph", "content": {"image/svg+xml": {}}},
+    401: {"description": "no admin token"},
+    403: {"description": "a wrong admin token, or none is set"},
+    503: {"description": "this process cannot be sampled; `detail` says why"},
+}
+
+
+def profile_routes(
+    flame_graph: Callable[[int], Awaitable[bytes]], *, token: str | None
+) -> APIRouter:
+    """`GET /v1/profile?seconds=5`, behind the admin token."""
+    router = APIRouter()
+
+    @router.get("/v1/profile", responses=_IMAGE, response_class=Response)
+    async def profile(
+        request: Request, seconds: Annotated[int, Query(ge=1, le=60)] = 5
+    ) -> Response:
+        """Where the threads of this process spend so many seconds, as SVG."""
+        try:
+            check_token(request.headers.get("authorization"), token)
+            return Response(await flame_graph(seconds), media_type="image/svg+xml")
+        except RankerError as error:
+            problem = problem_of(error, request.headers.get("x-request-id") or new_id())
+            return Response(
+                msgspec.json.encode(problem),
+                problem.status,
+                {"www-authenticate": "Bearer"} if isinstance(error, Unauthenticated) else None,
+                "application/problem+json",
+            )
+
+    return router
+
+
+def check_token(given: str | None, token: str | None) -> None:
+    """Raise Unauthenticated or Forbidden, in the same time for every wrong token."""
+    if token is None:
+        raise Forbidden("admin routes are off: no RANKER_ADMIN_TOKEN is set")
+    scheme, _, credentials = (given or "").partition(" ")
+    if scheme.lower() != "bearer" or not credentials:
+        raise Unauthenticated("an admin token is needed: Authorization: Bearer")
+    if not hmac.compare_digest(credentials.encode(), token.encode()):
+        raise Forbidden("the admin token is wrong")
