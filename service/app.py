@@ -16,7 +16,7 @@ from service.domain import Change
 from service.errors import RankerError
 from service.http import openapi
 from service.http.access import Access
-from service.http.asgi import Endpoint, Receive, Scope, Send
+from service.http.asgi import Endpoint, Receive, Scope, Send, last_answer
 from service.http.profiling import profile_routes
 from service.http.routes import EventsEndpoint, RankEndpoint, forget_user
 from service.instruments import Instruments
@@ -86,6 +86,9 @@ class Service(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Go straight to a hot route, or the framework's way."""
+        if self.admission.draining and scope["type"] == "http":
+            # kept connections outlive what a balancer knows: send their callers to another replica
+            send = last_answer(send)
         if scope["type"] == "http" and scope["method"] == "POST":
             endpoint = self._hot.get(scope["path"])
             if endpoint is not None:

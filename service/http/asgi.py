@@ -59,6 +59,17 @@ def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"the body is larger than {limit} bytes")
 
 
+def last_answer(send: Send) -> Send:
+    """A `send` that tells the caller to use another connection from here on."""
+
+    async def send_last(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+        await send(message)
+
+    return send_last
+
+
 async def reply(send: Send, status: int, headers: Headers, body: bytes) -> None:
     """Send a whole answer."""
     headers.append((b"content-length", str(len(body)).encode()))

@@ -17,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from service.domain import Change, ChangeKind, DegradedReason, SignalSource
 from service.inference.batcher import BatchReport
 from service.ranking.query import Report
+from service.telemetry.histogram import Child, LoopHistogram
 from service.telemetry.spans import FRAMEWORK
 
 # dense around 10, 20 and 50 ms, the usual objectives of ranking
@@ -45,25 +46,24 @@ class Metrics:
         self._degraded = Counter(
             "ranker_degraded", "Degraded answers", ["reason"], registry=self.registry
         )
-        self._seconds = Histogram(
+        self._seconds = LoopHistogram(
             "ranker_stage_seconds",
             "Time of each stage of a /rank request",
             ["stage", "framework"],
-            buckets=_SECONDS,
-            registry=self.registry,
+            bounds=_SECONDS,
         )
+        self.registry.register(self._seconds)
         self._signals = Counter(
             "ranker_signals",
             "Users by where their signals came from",
             ["source"],
             registry=self.registry,
         )
-        self._signal_age = Histogram(
-            "ranker_signal_age_seconds",
-            "Age of a user's newest signal",
-            buckets=_AGE_S,
-            registry=self.registry,
+        ages = LoopHistogram(
+            "ranker_signal_age_seconds", "Age of a user's newest signal", (), bounds=_AGE_S
         )
+        self.registry.register(ages)
+        self._signal_age = ages.labels()
         self._batch_requests = Histogram(
             "ranker_batch_requests", "Requests in a batch", buckets=_ROWS, registry=self.registry
         )
@@ -118,7 +118,7 @@ class Metrics:
             for result in ("done", "refused"):
                 self._change_seconds.labels(kind, result)
 
-    def _stages_of(self, framework: str) -> list[Histogram]:
+    def _stages_of(self, framework: str) -> list[Child]:
         return [self._seconds.labels(stage, framework) for stage in _STAGES]
 
     def record(self, report: Report, exemplar: dict[str, str] | None = None) -> None:

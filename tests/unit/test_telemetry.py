@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import math
+import re
 import time
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from service.domain import Change, DegradedReason, Outcome, StageTimes
 from service.errors import ManifestFault
@@ -18,6 +21,7 @@ from service.inference.batcher import BatchReport
 from service.ranking.query import Report
 from service.telemetry.context import log_ids, parent_of
 from service.telemetry.drift import Drift, Reference, references
+from service.telemetry.histogram import LoopHistogram
 from service.telemetry.log import JsonLines
 from service.telemetry.notable import Allowance, notable
 from service.telemetry.record import Telemetry
@@ -349,3 +353,22 @@ def test_a_reference_that_is_no_distribution_is_refused(edges: tuple[float, ...]
     bad = {"reference": {"score": {"edges": edges, "shares": [0.5, 0.5, 0.0, 0.0]}}}
     with pytest.raises(ManifestFault, match="ascending edges"):
         references(bad)
+
+
+def test_the_loops_histogram_reads_as_the_librarys() -> None:
+    bounds = (0.001, 0.01, 0.1)
+    ours = LoopHistogram("ours_seconds", "Same values", ["stage"], bounds=bounds)
+    registry = CollectorRegistry()
+    registry.register(ours)
+    theirs = Histogram(
+        "theirs_seconds", "Same values", ["stage"], buckets=bounds, registry=registry
+    )
+    for value in (0.0005, 0.001, 0.05, 0.05, 7.0):
+        ours.labels("queue").observe(value, {"trace_id": "abc"})
+        theirs.labels("queue").observe(value, {"trace_id": "abc"})
+    for encode in (generate_latest, openmetrics.generate_latest):
+        page = re.sub(r"(# \{.*?\} \S+) \S+", r"\1", encode(registry).decode())
+        lines = [line for line in page.splitlines() if "_created" not in line]
+        mine = [line.replace("ours", "theirs") for line in lines if "ours_" in line]
+        assert len(mine) == 8
+        assert mine == [line for line in lines if "theirs_" in line]
