@@ -274,6 +274,18 @@ def test_each_command_of_the_runbook_works(page: Path, shared_service: LiveServi
         assert done.stdout
 
 
+def test_the_compose_pieces_mount_files_that_exist_and_parse() -> None:
+    for file in SHIPPED.rglob("*.yaml"):
+        assert yaml.safe_load(file.read_text()), file
+    services = yaml.safe_load((SHIPPED / "compose.yaml").read_text())["services"]
+    mounted = [mount.split(":")[0] for each in services.values() for mount in each["volumes"]]
+    assert all((SHIPPED / path).exists() for path in mounted)
+    collector = yaml.safe_load((SHIPPED / "otel" / "collector.yaml").read_text())
+    for pipeline in collector["service"]["pipelines"].values():
+        for kind in ("receivers", "processors", "exporters"):
+            assert set(pipeline[kind]) <= set(collector[kind])
+
+
 def test_no_label_can_hold_a_user_or_an_item() -> None:
     """The labels of all families, by name: nothing of a request's content is among them."""
     metrics = Metrics()
