@@ -1,4 +1,4 @@
-"""`python -m service`: start, announce, serve, drain."""
+"""`python -m service`: start, announce, serve, drain. `python -m service models`: operate."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from types import FrameType
 import uvicorn
 from pydantic import SecretStr
 
+from service import cli
 from service.app import Service
 from service.http.protocol import Connection
 from service.settings import Settings, SettingsFault, load
@@ -87,7 +88,9 @@ def _with_store(settings: Settings) -> Iterator[Settings]:
 
 
 def main() -> int:
-    """Serve until a signal; the exit status is 2 for a wrong environment."""
+    """Serve until a signal, or run a command; the exit status is 2 for a wrong environment."""
+    if len(sys.argv) > 1:
+        return cli.run(sys.argv[1:])
     try:
         settings = load(checks={"redis_url": check_url})
     except SettingsFault as fault:

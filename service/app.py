@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,25 +10,22 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from service.domain import Change
-from service.errors import RankerError
 from service.http import openapi
 from service.http.access import Access
+from service.http.admin import admin_routes
 from service.http.asgi import Endpoint, Receive, Scope, Send, last_answer
 from service.http.profiling import profile_routes
 from service.http.routes import EventsEndpoint, RankEndpoint, forget_user
 from service.instruments import Instruments
 from service.ranking.admission import Admission
 from service.ranking.ranker import Ranker
+from service.replica import Replica
 from service.settings import Settings
 from service.signals.breaker import Breaker
 from service.signals.connect import connect
 from service.signals.store import SignalStore
 from service.telemetry.profile import flame_graph
-from service.versions.catalog import Catalog
-from service.versions.hotswap import open_version
 from service.versions.items_feed import follow_items
-from service.versions.loaded import Versions
 
 
 class Service(FastAPI):
@@ -47,10 +42,15 @@ class Service(FastAPI):
         self.instruments = Instruments(settings, version=self.version)
         self.telemetry = self.instruments.telemetry
         self.metrics = self.telemetry.metrics
-        self.versions = Versions()
-        self.loaded = asyncio.Event()
+        self.replica = Replica(
+            settings,
+            batches_of=self.telemetry.batches_of,
+            record_change=self.telemetry.record_change,
+        )
+        self.versions = self.replica.versions
+        self.loaded = self.replica.settled
         """Set once the first load has ended, well or not."""
-        self.catalog = Catalog(settings.store)
+        self.metrics.ready.set_function(lambda: self.versions.primary is not None)
         self.admission = Admission(max_in_flight=settings.max_in_flight)
         self.access = Access(
             [key.get_secret_value() for key in settings.api_keys], quota_rps=settings.quota_rps
@@ -71,6 +71,7 @@ class Service(FastAPI):
                 ranker,
                 access=self.access,
                 record=self.telemetry.record,
+                answered=self.replica.onlookers.answered,
                 max_body_bytes=settings.max_body_bytes,
                 timeout_s=settings.timeout_ms / 1e3,
             ),
@@ -79,6 +80,7 @@ class Service(FastAPI):
                 access=self.access,
                 record=self.telemetry.record,
                 count=lambda result, count: self.metrics.events.labels(result).inc(count),
+                stored=self.replica.onlookers.stored,
                 max_body_bytes=settings.max_body_bytes,
             ),
         }
@@ -95,60 +97,6 @@ class Service(FastAPI):
                 await endpoint(scope, receive, send)
                 return
         await super().__call__(scope, receive, send)
-
-    async def load(self) -> None:
-        """Bring the configured version up; a fault leaves the service not ready, and says why."""
-        try:
-            await self._load()
-        finally:
-            self.loaded.set()
-
-    async def _load(self) -> None:
-        settings = self.settings
-        started = time.monotonic()
-        version: str | None = None
-        try:
-            version = settings.version or next(iter(self.catalog.versions(settings.model)), None)
-            bundle = self.catalog.open(settings.model, version or "")
-            loaded = await asyncio.to_thread(
-                open_version,
-                bundle,
-                threads=settings.engine_threads,
-                max_queue_s=settings.max_queue_ms / 1e3,
-                report=self.telemetry.batches_of(bundle.manifest.version, bundle.manifest.metrics),
-            )
-        except RankerError as error:
-            self.versions.fault = f"{type(error).__name__}: {error}"
-            self.telemetry.record_change(
-                Change(
-                    kind="swap",
-                    model_name=settings.model,
-                    model_version=version or "",
-                    done=False,
-                    started_s=started,
-                    ended_s=time.monotonic(),
-                    reason=self.versions.fault,
-                )
-            )
-            return
-        self.versions.primary = loaded
-        self.metrics.ready.set(1)
-        # a full collection takes tens of ms with these libraries loaded; frozen objects are skipped
-        gc.collect()
-        gc.freeze()
-        engine = loaded.executor.rungs[0]
-        self.telemetry.record_change(
-            Change(
-                kind="swap",
-                model_name=loaded.name,
-                model_version=loaded.version,
-                done=True,
-                started_s=started,
-                ended_s=time.monotonic(),
-                backend=engine.name,
-                precision=engine.precision,
-            )
-        )
 
 
 def _signals(settings: Settings) -> SignalStore:
@@ -170,7 +118,7 @@ def _signals(settings: Settings) -> SignalStore:
 
 @asynccontextmanager
 async def _lifespan(app: Service) -> AsyncIterator[None]:
-    loading = asyncio.create_task(app.load())
+    app.replica.start()
     feeding: asyncio.Task[None] | None = None
     if app.settings.items_file is not None:
         feeding = asyncio.create_task(
@@ -184,8 +132,7 @@ async def _lifespan(app: Service) -> AsyncIterator[None]:
     finally:
         if feeding is not None:
             feeding.cancel()
-        await loading
-        await app.versions.close()
+        await app.replica.close()
         await app.signals.close()
 
 
@@ -250,16 +197,13 @@ def _mount(app: Service) -> None:
 
     token = app.settings.admin_token
     app.include_router(
-        profile_routes(flame_graph, token=token.get_secret_value() if token is not None else None)
+        admin_routes(
+            app.replica,
+            token=token.get_secret_value() if token else None,
+            operation=openapi.act_operation(),
+        )
     )
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        """What is served, and what lies in the store."""
-        primary = app.versions.primary
-        return {
-            "primary": primary and {"name": primary.name, "version": primary.version},
-            "store": {name: app.catalog.versions(name) for name in app.catalog.names()},
-        }
-
+    app.include_router(
+        profile_routes(flame_graph, token=token.get_secret_value() if token else None)
+    )
     openapi.publish_schemas(app, max_items=app.settings.max_items)

@@ -7,9 +7,11 @@ verified is what is loaded.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +20,7 @@ import msgspec
 from service.errors import DigestFault, ManifestFault
 
 MANIFEST = "manifest.json"
+SIGNATURE = "manifest.json.sig"
 SCHEMA = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -106,36 +109,33 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Bundle:
     """A bundle on disk, opened for reading."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, manifest_bytes: bytes = b"") -> None:
         self.folder = folder
         self.manifest = manifest
+        self.manifest_bytes = manifest_bytes
+        """What `manifest` was decoded from, and what a signature covers."""
 
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Read the manifest of `folder`; raises ManifestFault."""
         path = folder / MANIFEST
         try:
-            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+            content = path.read_bytes()
+            manifest = msgspec.json.decode(content, type=Manifest)
         except FileNotFoundError as error:
             raise ManifestFault(f"{folder.name}: no {MANIFEST}") from error
         except OSError as error:
             raise ManifestFault(f"{folder.name}: {MANIFEST} cannot be read: {error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ManifestFault(f"{folder.name}: {MANIFEST}: {error}") from error
-        return cls(folder, manifest)
+        return cls(folder, manifest, content)
 
     def read(self, file: str) -> bytes:
         """The verified bytes of one listed file; raises ManifestFault or DigestFault."""
         entry = self.manifest.files.get(file)
         if entry is None:
             raise ManifestFault(f"{file} is not listed in the manifest")
-        path = self.folder / file
-        if path.is_symlink():
-            raise DigestFault(f"{file} is a symbolic link")
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise DigestFault(f"{file} cannot be read: {error}") from error
+        content = _read_plain(self.folder / file)
         if len(content) != entry.size_bytes:
             raise DigestFault(
                 f"{file} has {len(content)} bytes, the manifest says {entry.size_bytes}"
@@ -145,12 +145,31 @@ class Bundle:
         return content
 
 
+def is_word(text: str) -> bool:
+    """Whether a name is plain: no separators, no leading dot, at most 100 characters."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _read_plain(path: Path) -> bytes:
+    """The bytes of a plain file: no symbolic link, and no second name elsewhere."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123  a descriptor
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                raise DigestFault(f"{path.name} is a hard link, or no plain file")
+            return file.read()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DigestFault(f"{path.name} is a symbolic link") from error
+        raise DigestFault(f"{path.name} cannot be read: {error}") from error
+
+
 def describe_files(folder: Path) -> dict[str, FileEntry]:
-    """Digest and size of every file of `folder` but the manifest."""
+    """Digest and size of every file of `folder` but the manifest and its signature."""
     return {
         path.name: FileEntry(hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_size)
         for path in sorted(folder.iterdir())
-        if path.is_file() and path.name != MANIFEST
+        if path.is_file() and path.name not in {MANIFEST, SIGNATURE}
     }
 
 

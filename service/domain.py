@@ -60,6 +60,8 @@ class Event(msgspec.Struct, frozen=True):
     event_id: str | None = None
     """The producer's key against duplicates."""
     surface: str = ""
+    ranking_id: str | None = None
+    """The answer that showed the item."""
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -129,6 +131,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A change of what serves, done or refused, for telemetry."""
 
     kind: ChangeKind
+    role: str = "primary"
+    """That the version was to take."""
     model_name: str
     model_version: str
     done: bool

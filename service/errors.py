@@ -3,6 +3,7 @@
 RankerError
 ├── RequestFault          the caller's mistake: says which field, and why
 │   ├── NotFound          an unknown model, version or label
+│   ├── Conflict          somebody else has changed it meanwhile
 │   ├── MalformedBody     not the JSON that it claims to be
 │   ├── TooLarge          a body over the limit
 │   ├── Unauthenticated   no credentials
@@ -13,6 +14,7 @@ RankerError
 │   ├── NotReady          no warm version, or draining
 │   ├── SignalsMissing    fresh signals were insisted on and are not at hand
 │   └── QuotaExceeded     this client's own limit
+├── FleetFault            the wished state cannot be read or written: replicas stay as they are
 ├── SignalFault           Redis is away, slow or wrong: degrades, never a 5xx on /rank
 ├── BackendFault          an engine failed
 │   ├── BackendRecoverable   the next batch may succeed
@@ -20,6 +22,9 @@ RankerError
 └── BundleFault           a version that must not be served
     ├── ManifestFault     missing, unreadable or of another schema
     ├── DigestFault       bytes differ from the manifest
+    ├── SignatureFault    the manifest is not signed by the key that is trusted
+    ├── StoreFault        the store cannot be read, or its copy cannot be written
+    ├── NoHeadroom        two versions do not fit into memory beside each other
     └── GoldenFault       scores differ from the expected ones
 """
 
@@ -44,6 +49,10 @@ class MalformedBody(RequestFault):
 
 class NotFound(RequestFault):
     """The named model, version or label does not exist here."""
+
+
+class Conflict(RequestFault):
+    """Somebody else has changed the same thing meanwhile."""
 
 
 class TooLarge(RequestFault):
@@ -87,6 +96,10 @@ class QuotaExceeded(Refusal):
     """This client has used its quota up."""
 
 
+class FleetFault(RankerError):
+    """The fleet's wished state cannot be read or written."""
+
+
 class SignalFault(RankerError):
     """The signal store did not answer, or not in time."""
 
@@ -113,6 +126,18 @@ class ManifestFault(BundleFault):
 
 class DigestFault(BundleFault):
     """A file's bytes differ from the manifest."""
+
+
+class SignatureFault(BundleFault):
+    """The manifest is not signed with the trusted key."""
+
+
+class StoreFault(BundleFault):
+    """The store cannot be read, or its local copy cannot be written."""
+
+
+class NoHeadroom(BundleFault):
+    """There is no memory for this version beside the ones that are loaded."""
 
 
 class GoldenFault(BundleFault):

@@ -17,7 +17,8 @@ from service.telemetry.providers import Tags, provider
 from service.telemetry.record import Telemetry
 from service.telemetry.runtime import Gpus, LoopLag, Pauses
 from service.telemetry.spans import SpanWriter
-from service.versions.loaded import LoadedVersion, Versions
+from service.versions.loaded import LoadedVersion
+from service.versions.roles import Versions
 
 _BREAKER_STATES = ("closed", "half_open", "open")
 
@@ -74,8 +75,7 @@ class Instruments:
 def _of_versions(versions: Versions) -> list[Reading]:
     def each(read: Callable[[LoadedVersion], float]) -> Callable[[], Samples]:
         def samples() -> Samples:
-            primary = versions.primary
-            return {(primary.version,): read(primary)} if primary is not None else {}
+            return {(version.version,): read(version) for version in versions.held()}
 
         return samples
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from service.errors import RankerError
 
 PREFIX = "RANKER_"
-_SHIPPED_STORE = Path(__file__).resolve().parent.parent / "models" / "store"
+_SHIPPED_STORE = str(Path(__file__).resolve().parent.parent / "models" / "store")
 
 
 class SettingsFault(RankerError):
@@ -35,11 +35,41 @@ class Settings(BaseModel):
         description="redis://, rediss://, unix://, redis+sentinel://, redis+cluster://; "
         "an embedded Valkey is started if absent",
     )
-    store: Path = Field(_SHIPPED_STORE, description="folder of bundles, `<name>/<version>/`")
+    store: str = Field(
+        _SHIPPED_STORE,
+        description="folder of bundles, `<name>/<version>/`, or a URL that fsspec reads",
+    )
+    store_copies: Path = Field(
+        Path("/var/tmp/ranker-bundles"),  # noqa: S108  verified against digests when loaded
+        description="where bundles of a store's URL are copied to",
+    )
     model: str = Field("shop", description="name of the model to serve")
-    version: str | None = Field(None, description="version to serve; the newest if absent")
+    version: str | None = Field(
+        None, description="version to serve while the fleet wishes none; the newest if absent"
+    )
     admin_token: SecretStr | None = Field(
         None, min_length=16, description="bearer token of the admin routes; off if absent"
+    )
+    replica: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$",
+        description="this replica's name in the fleet; host, port and process if absent",
+    )
+    signing_key: Path | None = Field(
+        None,
+        description="public key (PEM) that must have signed a manifest; none need be if absent",
+    )
+    fleet_folder: Path | None = Field(
+        None, description="shared folder of the fleet's wished state; Redis if absent"
+    )
+    fleet_poll_ms: int = Field(250, ge=20, description="how often to look at the wished state")
+    swap_policy: Literal["availability-preserving", "resource-preserving"] = Field(
+        "availability-preserving",
+        description="whether a version that does not fit beside the others is refused, "
+        "or takes their place",
+    )
+    previous_hot_ms: int = Field(
+        600_000, ge=0, description="how long the previous version stays loaded after a swap"
     )
     items_file: Path | None = Field(
         None, description="item table that replaces the bundle's, read again when it changes"

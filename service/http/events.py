@@ -129,6 +129,7 @@ def parse_events(body: bytes, *, ndjson: bool) -> Parsed:
                 dwell_ms=event.dwell_ms or 0,
                 event_id=event.event_id,
                 surface=event.surface,
+                ranking_id=event.ranking_id,
             )
         )
     return Parsed(events, rejected, clamped)

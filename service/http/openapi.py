@@ -7,14 +7,19 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from service.http.admin import Order
 from service.http.events import Accepted, Click, Dwell, EventList, Impression
 from service.http.wire import Problem, RankAnswer
 from service.ranking.query import MAX_TIMEOUT_MS, Query
+from service.versions.rollout import Wish
 
 _REF = "#/components/schemas/{name}"
 
 
-_TYPES = [Query, RankAnswer, Impression, Click, Dwell, EventList, Accepted, Problem]
+_TYPES = [
+    *(Query, RankAnswer, Impression, Click, Dwell, EventList, Accepted, Problem),
+    *(Order, Wish),
+]
 _EVENTS = ("Impression", "Click", "Dwell")
 _EVENT = {"anyOf": [{"$ref": _REF.format(name=name)} for name in _EVENTS]}
 
@@ -31,9 +36,10 @@ _HEADERS = {
 }
 _PROBLEMS = {
     400: "not JSON",
-    401: "no API key, where keys are set",
-    403: "a wrong API key",
+    401: "no credentials, where they are needed",
+    403: "wrong credentials",
     404: "unknown model, version or label",
+    409: "others have changed the wish meanwhile",
     413: "body too large",
     422: "does not validate; `field` says where",
     429: "this key's quota is used up",
@@ -118,6 +124,20 @@ def forget_operation() -> dict[str, Any]:
             "204": {"description": "nothing is known of the user any more"},
             **_problems(401, 403, 422, 429, 503),
         }
+    }
+
+
+def act_operation() -> dict[str, Any]:
+    """What `openapi_extra` says of `POST /v1/models/{name}/{act}`."""
+    return {
+        "requestBody": {"required": False, **_body(_ref("Order"), "application/json")},
+        "responses": {
+            "202": {
+                "description": "the new wish; replicas converge on it",
+                **_body(_ref("Wish"), "application/json"),
+            },
+            **_problems(400, 401, 403, 404, 409, 413, 422, 503),
+        },
     }
 
 

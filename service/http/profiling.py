@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
-from service.errors import Forbidden, RankerError, Unauthenticated
+from service.errors import RankerError, Unauthenticated
+from service.http.access import check_token
 from service.http.wire import problem_of
 from service.ranking.ranker import new_id
 
@@ -45,14 +45,3 @@ def profile_routes(
             )
 
     return router
-
-
-def check_token(given: str | None, token: str | None) -> None:
-    """Raise Unauthenticated or Forbidden, in the same time for every wrong token."""
-    if token is None:
-        raise Forbidden("admin routes are off: no RANKER_ADMIN_TOKEN is set")
-    scheme, _, credentials = (given or "").partition(" ")
-    if scheme.lower() != "bearer" or not credentials:
-        raise Unauthenticated("an admin token is needed: Authorization: Bearer")
-    if not hmac.compare_digest(credentials.encode(), token.encode()):
-        raise Forbidden("the admin token is wrong")

@@ -41,6 +41,8 @@ _NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
 
 Record = Callable[[Report], None]
 CountEvents = Callable[[str, int], None]
+Answered = Callable[[Ranking], None]
+Stored = Callable[[Sequence[Event]], None]
 
 
 class EventSink(Protocol):
@@ -83,14 +85,17 @@ class RankEndpoint:
         *,
         access: Access,
         record: Record,
+        answered: Answered,
         max_body_bytes: int,
         timeout_s: float,
     ) -> None:
+        """`record` and `answered` are called after the reply."""
         self._ranker = ranker
         self._access = access
         self._record = record
         self._max_body_bytes = max_body_bytes
         self._timeout_s = timeout_s
+        self._answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -109,6 +114,7 @@ class RankEndpoint:
             ranking.times.total_s = time.monotonic() - started
             await _reply_ranking(send, ranking)
             report = _report_of(ranking, len(query.items), started, scope)
+            self._answered(ranking)
         except CallerLeft:
             report = _unanswered("/rank", request_id, started, scope)
         except asyncio.CancelledError:
@@ -222,12 +228,14 @@ class EventsEndpoint:
         access: Access,
         record: Record,
         count: CountEvents,
+        stored: Stored,
         max_body_bytes: int,
     ) -> None:
         self._sink = sink
         self._access = access
         self._record = record
         self._count = count
+        self._stored = stored
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -244,6 +252,7 @@ class EventsEndpoint:
             if parsed.events:
                 written = await self._sink.write(parsed.events)
                 await _reply_accepted(send, parsed, written, request_id)
+                self._stored(parsed.events)
                 self._count("accepted", written.accepted)
                 self._count("duplicate", written.duplicates)
                 self._count("clamped", parsed.clamped)

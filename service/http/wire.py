@@ -25,6 +25,7 @@ _STATUS: tuple[tuple[type[e.RankerError], int, str], ...] = (
     (e.Unauthenticated, 401, "unauthenticated"),
     (e.Forbidden, 403, "forbidden"),
     (e.NotFound, 404, "not_found"),
+    (e.Conflict, 409, "conflict"),
     (e.TooLarge, 413, "too_large"),
     (e.RequestFault, 422, "invalid_request"),
     (e.QuotaExceeded, 429, "quota_exceeded"),
@@ -32,6 +33,7 @@ _STATUS: tuple[tuple[type[e.RankerError], int, str], ...] = (
     (e.NotReady, 503, "not_ready"),
     (e.SignalsMissing, 503, "signals_unavailable"),
     (e.SignalFault, 503, "signals_unavailable"),
+    (e.FleetFault, 503, "fleet_unavailable"),
     (e.DeadlineExceeded, 504, "deadline_exceeded"),
 )
 CODES = {code: status for _, status, code in _STATUS} | {"internal": 500}

@@ -21,6 +21,7 @@ from service.domain import (
     StageTimes,
 )
 from service.inference.batcher import BatchReport
+from service.versions.traffic import Sample
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 MAX_TIMEOUT_MS = 60_000
@@ -75,6 +76,8 @@ class Ranking(msgspec.Struct, kw_only=True):
     times: StageTimes = msgspec.field(default_factory=StageTimes)
     batch: BatchReport | None = None
     """The batch that scored it."""
+    sample: Sample | None = None
+    """What was scored, for those who look on after the reply."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

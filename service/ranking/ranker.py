@@ -37,7 +37,9 @@ from service.errors import (
 from service.inference.batcher import JobScores
 from service.ranking.admission import Admission, Deadline
 from service.ranking.query import Candidate, Query, Ranking
-from service.versions.loaded import LoadedVersion, Versions
+from service.versions.loaded import LoadedVersion
+from service.versions.roles import Versions
+from service.versions.traffic import Sample
 
 _SIGNALS_SHARE = 0.5
 """The most of a request's budget that reading signals may take."""
@@ -109,8 +111,9 @@ class Ranker:
         ranking = request.ranking
         try:
             with self._admission.permit() as admitted:
-                version = self._versions.pick(query.model)
+                version = self._versions.pick(query.model, request.user)
                 ranking.model_name, ranking.model_version = version.name, version.version
+                ranking.ranking_id += version.tag
                 if not admitted:
                     raise Overloaded("too many requests in flight")
                 with version.lease():
@@ -142,13 +145,15 @@ class Ranker:
         if not query.allow_degraded and ranking.degraded:
             raise SignalsMissing(f"the user's signals are not at hand: {ranking.degraded[0]}")
 
+        person = Person(state.signals, state.profile, query.context, now_ms)
         future = batcher.submit(
-            Person(state.signals, state.profile, query.context, now_ms),
+            person,
             shown,
             deadline_s=deadline.at_s,
             priority=query.priority,
         )
         scored = await _before(deadline, future)
+        ranking.sample = Sample(person, shown)
         ranking.times.queue_s = scored.queue_s
         ranking.times.inference_s = scored.inference_s
         ranking.backend, ranking.precision = scored.backend, scored.precision

@@ -91,6 +91,7 @@ class Telemetry:
         fields = {
             "model": change.model_name,
             "version": change.model_version,
+            "role": change.role,
             "done": change.done,
             "reason": change.reason,
             "took_ms": round((change.ended_s - change.started_s) * 1e3, 1),
@@ -116,7 +117,7 @@ class Telemetry:
     def _read_psi(self) -> Samples:
         found = {
             (name, version): drift.psi()
-            for version, drifts in self._drifts.items()
+            for version, drifts in list(self._drifts.items())  # a load adds one from its thread
             for name, drift in drifts.items()
         }
         return {labels: psi for labels, psi in found.items() if not math.isnan(psi)}

@@ -116,6 +116,7 @@ class SpanWriter:
                 "fallback.reason": change.reason if change.kind == "fallback" else "none",
                 "batch.size": 0,
                 "queue.wait_ms": 0.0,
+                "role": change.role,
                 "reason": change.reason,
                 "manual.keep": "true",
             },

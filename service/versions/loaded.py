@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import xxhash
+
 from service.bundle import Manifest
 from service.domain import Int64Array
 from service.encoding.batch import Batch, encode_batch
@@ -13,11 +15,28 @@ from service.encoding.history import Person
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
 from service.encoding.slate import Slate
-from service.errors import NotFound, NotReady
 from service.inference.batcher import BatchReport, MicroBatcher
 from service.inference.executor import Executor
 
-STABLE = "stable"
+TAG_CHARS = 8
+
+
+class _Encoder:
+    """What the batcher encodes with.
+
+    It knows no version: objects in a cycle, once frozen, would never be collected.
+    """
+
+    __slots__ = ("space", "table")
+
+    def __init__(self, table: ItemTable, space: RowSpace) -> None:
+        self.table = table
+        self.space = space
+
+    def __call__(
+        self, people: Sequence[Person], slates: Sequence[Slate]
+    ) -> tuple[Batch, Int64Array]:
+        return encode_batch(people, slates, table=self.table, space=self.space)
 
 
 class LoadedVersion:
@@ -34,27 +53,32 @@ class LoadedVersion:
         report: Callable[[BatchReport], None],
     ) -> None:
         self.manifest = manifest
+        self.tag = tag_of(manifest.version)
         self.space = space
-        self.table = table
-        """May be replaced by a newer one of the same row space at any time."""
         self.executor = executor
+        self._encoder = _Encoder(table, space)
         self.batcher = MicroBatcher(
             executor=executor,
-            encode=self._encode,
+            encode=self._encoder,
             output=manifest.output,
             tile_width=manifest.input.tile_width,
             limits=manifest.batch,
             max_queue_s=max_queue_s,
             report=report,
         )
-        self._leases = 0
+        self.leases = 0
+        self.closed = False
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def _encode(
-        self, people: Sequence[Person], slates: Sequence[Slate]
-    ) -> tuple[Batch, Int64Array]:
-        return encode_batch(people, slates, table=self.table, space=self.space)
+    @property
+    def table(self) -> ItemTable:
+        """May be replaced by a newer one of the same row space at any time."""
+        return self._encoder.table
+
+    @table.setter
+    def table(self, table: ItemTable) -> None:
+        self._encoder.table = table
 
     @property
     def name(self) -> str:
@@ -69,49 +93,24 @@ class LoadedVersion:
     @contextmanager
     def lease(self) -> Iterator[LoadedVersion]:
         """Keep the version open for one request."""
-        self._leases += 1
+        assert not self.closed, f"{self.version} is closed"
+        self.leases += 1
         self._idle.clear()
         try:
             yield self
         finally:
-            self._leases -= 1
-            if not self._leases:
+            self.leases -= 1
+            if not self.leases:
                 self._idle.set()
 
     async def retire(self) -> None:
         """Wait until the last lease is back, then free the engines off the loop."""
-        await self._idle.wait()
+        while self.leases:
+            await self._idle.wait()
+        self.closed = True
         await asyncio.to_thread(self.executor.close)
 
 
-class Versions:
-    """The roles. A swap is a change of `primary` on the loop."""
-
-    def __init__(self) -> None:
-        self.primary: LoadedVersion | None = None
-        self.fault = "no version has been loaded yet"
-        """Why there is no primary, or why the last swap failed."""
-
-    def pick(self, wanted: str | None) -> LoadedVersion:
-        """The version for a request's `model`: name, name@label or name@version.
-
-        Raises NotReady without a primary, NotFound for words that name nothing here.
-        """
-        primary = self.primary
-        if primary is None:
-            raise NotReady(f"no version is ready: {self.fault}")
-        if wanted is None:
-            return primary
-        name, _, which = wanted.partition("@")
-        if name != primary.name:
-            raise NotFound(f"no model {name!r} is served here", field="model")
-        if which not in {"", STABLE, primary.version}:
-            raise NotFound(f"model {name!r} has no label or version {which!r} here", field="model")
-        return primary
-
-    async def close(self) -> None:
-        """Retire what is loaded."""
-        primary, self.primary = self.primary, None
-        if primary is not None:
-            self.fault = "the service is shutting down"
-            await primary.retire()
+def tag_of(version: str) -> str:
+    """A version's short mark inside ranking ids: 8 hex digits."""
+    return xxhash.xxh32_hexdigest(version.encode())

@@ -67,10 +67,10 @@ def other_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (no_manifest, "NotFound"),
+        (no_manifest, "no readable version"),
         (half_copied, "DigestFault"),
         (bit_flip, "DigestFault"),
-        (foreign_manifest, "NotFound"),
+        (foreign_manifest, "schema 2 is not 1"),
         (foreign_graph, "ManifestFault"),
         (other_weights, "GoldenFault"),
     ],

@@ -62,6 +62,10 @@ class Observed:
         transport = httpx.ASGITransport(self.service)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://x")
 
+    async def load(self) -> None:
+        self.service.replica.start()
+        await self.service.loaded.wait()
+
     def break_engine(self, before: Callable[[], None], *, keep_behind: bool = False) -> None:
         primary = self.service.versions.primary
         assert primary is not None
@@ -88,7 +92,7 @@ class Observed:
 
     async def close(self) -> None:
         await self.client.aclose()
-        await self.service.versions.close()
+        await self.service.replica.close()
         await self.service.signals.close()
 
 
@@ -107,7 +111,7 @@ async def proxy(valkey_url: str) -> AsyncIterator[FaultProxy]:
 @pytest.fixture
 async def observed(valkey_url: str) -> AsyncIterator[Observed]:
     observed = Observed(valkey_url)
-    await observed.service.load()
+    await observed.load()
     await observed.rank()
     yield observed
     await observed.close()
@@ -115,7 +119,7 @@ async def observed(valkey_url: str) -> AsyncIterator[Observed]:
 
 async def test_slow_redis_is_a_long_signals_span_and_late_reads(proxy: FaultProxy) -> None:
     observed = Observed(f"redis://127.0.0.1:{proxy.port}/0", signals_budget_ms=30)
-    await observed.service.load()
+    await observed.load()
     proxy.delay_s = 0.3
     ranking = await observed.rank()
     assert ranking["degraded"] == ["signals_unavailable"]
@@ -129,7 +133,7 @@ async def test_slow_redis_is_a_long_signals_span_and_late_reads(proxy: FaultProx
 
 async def test_redis_away_opens_the_breaker(proxy: FaultProxy) -> None:
     observed = Observed(f"redis://127.0.0.1:{proxy.port}/0")
-    await observed.service.load()
+    await observed.load()
     proxy.refuse()
     for _ in range(6):
         await observed.rank()
@@ -209,8 +213,8 @@ async def test_a_bad_swap_is_a_failed_span_that_says_why(valkey_url: str, tmp_pa
     shutil.copytree(STORE, tmp_path / "store")
     (graph,) = (tmp_path / "store").glob("shop/*/rank.onnx")
     graph.write_bytes(graph.read_bytes()[:-1] + b"!")
-    observed = Observed(valkey_url, store=tmp_path / "store")
-    await observed.service.load()
+    observed = Observed(valkey_url, store=str(tmp_path / "store"))
+    await observed.load()
     (span,) = observed.spans("swap")
     assert not span.status.is_ok
     assert "rank.onnx does not have the digest" in observed.attributes("swap")["reason"]

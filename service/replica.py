@@ -1,0 +1,144 @@
+"""One replica's model side, built from settings: catalog, roles, swaps, fleet, onlookers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from service.bundle import Bundle
+from service.domain import Change
+from service.errors import NotFound
+from service.inference.batcher import BatchReport
+from service.ranking.onlookers import Onlookers
+from service.settings import Settings
+from service.signals.connect import connect, disconnect
+from service.versions.catalog import Catalog
+from service.versions.fleet import FileFleet, Fleet, RedisFleet, replica_name
+from service.versions.follow import Follower
+from service.versions.hotswap import open_version
+from service.versions.loaded import LoadedVersion
+from service.versions.remote import RemoteStore
+from service.versions.roles import Versions
+from service.versions.shadow import Shadow
+from service.versions.signature import check_signature
+from service.versions.swaps import SwapReport, Swaps
+from service.versions.traffic import Traffic
+
+BatchesOf = Callable[[str, dict[str, Any]], Callable[[BatchReport], None]]
+_FLEET_TIMEOUT_S = 1.0
+
+
+class Replica:
+    """The versions that this process serves, and its place in the fleet."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        batches_of: BatchesOf = lambda _version, _metrics: lambda _report: None,
+        record_change: Callable[[Change], None] = lambda _: None,
+    ) -> None:
+        """`batches_of` gives what takes the batches of a version, by its word and metrics."""
+        self.model = settings.model
+        self.versions = Versions()
+        self.catalog = _catalog(settings)
+        self.traffic = Traffic()
+        shadow = Shadow(self.versions)
+        self.onlookers = Onlookers(traffic=self.traffic, shadow=shadow)
+        self.swaps = Swaps(
+            model=settings.model,
+            versions=self.versions,
+            catalog=self.catalog,
+            open_version=functools.partial(self._open, settings, batches_of),
+            policy=settings.swap_policy,
+            previous_hot_s=settings.previous_hot_ms / 1e3,
+            report=lambda report: record_change(self._change_of(report)),
+        )
+        self._redis = None
+        fleet: Fleet
+        if settings.fleet_folder is not None:
+            fleet = FileFleet(settings.fleet_folder)
+        else:
+            assert settings.redis_url is not None, "the caller starts a store before the app"
+            url = settings.redis_url.get_secret_value()
+            self._redis = connect(url, timeout_s=_FLEET_TIMEOUT_S, max_connections=4)
+            fleet = RedisFleet(self._redis, model=settings.model)
+        self.follower = Follower(
+            swaps=self.swaps,
+            fleet=fleet,
+            traffic=self.traffic,
+            shadow=shadow,
+            replica=settings.replica or replica_name(socket.gethostname(), settings.port),
+            first=functools.partial(_first, settings, self.catalog),
+            poll_s=settings.fleet_poll_ms / 1e3,
+        )
+        self._following: asyncio.Task[None] | None = None
+
+    def _open(self, settings: Settings, batches_of: BatchesOf, bundle: Bundle) -> LoadedVersion:
+        if settings.signing_key is not None:
+            check_signature(bundle, settings.signing_key)
+        return open_version(
+            bundle,
+            threads=settings.engine_threads,
+            max_queue_s=settings.max_queue_ms / 1e3,
+            report=batches_of(bundle.manifest.version, bundle.manifest.metrics),
+            samples=self.traffic.samples,
+            gently=self.versions.primary is not None,
+        )
+
+    def _change_of(self, report: SwapReport) -> Change:
+        loaded = self.versions.find(report.version)
+        engine = loaded.executor.rungs[0] if loaded is not None else None
+        return Change(
+            kind="swap" if report.role == "primary" else "rollout",
+            role=report.role,
+            model_name=report.model,
+            model_version=report.version,
+            done=report.outcome == "done",
+            started_s=report.started_s,
+            ended_s=report.started_s + report.total_s,
+            reason=report.reason,
+            backend=engine.name if engine is not None else None,
+            precision=engine.precision if engine is not None else "",
+        )
+
+    @property
+    def settled(self) -> asyncio.Event:
+        """Set once the first load has ended, well or not."""
+        return self.follower.settled
+
+    def start(self) -> None:
+        """Begin to follow the wish."""
+        self._following = asyncio.get_running_loop().create_task(self.follower.run())
+
+    async def close(self) -> None:
+        """Leave the fleet and free everything."""
+        if self._following is not None:
+            self._following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._following
+        await self.follower.close()
+        if self._redis is not None:
+            await disconnect(self._redis)
+
+
+def _catalog(settings: Settings) -> Catalog:
+    if "://" not in settings.store:
+        return Catalog(Path(settings.store))
+    return Catalog(settings.store_copies, RemoteStore(settings.store, settings.store_copies))
+
+
+def _first(settings: Settings, catalog: Catalog) -> Sequence[str]:
+    """What to serve where nothing is wished: the version set, or the newest two."""
+    if settings.version:
+        return [settings.version]
+    versions = catalog.versions(settings.model)
+    if not versions:
+        reasons = "; ".join(catalog.refused.values()) or f"none under {catalog.store}"
+        raise NotFound(f"model {settings.model!r} has no readable version: {reasons}")
+    return versions[:2]

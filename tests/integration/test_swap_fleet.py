@@ -1,0 +1,96 @@
+"""Three replicas follow one wish: those that sleep, start late or share only a folder too."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.bundles import copy_bundle
+from tests.live import LiveService, client_of, live_service
+from tests.operating import TOKEN, WIDE, act, eventually, roles
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("store")
+    for version in ("v1", "v2"):
+        copy_bundle(store, version)
+    return store
+
+
+@pytest.fixture
+def fleet(store: Path, valkey_url: str) -> Iterator[list[tuple[LiveService, httpx.Client]]]:
+    with ExitStack() as stack:
+        replicas = []
+        for name in ("a", "b", "c"):
+            service = stack.enter_context(
+                live_service(
+                    store=str(store),
+                    version="v1",
+                    redis_url=valkey_url,
+                    admin_token=TOKEN,
+                    replica=name,
+                    **WIDE,
+                )
+            )
+            replicas.append((service, stack.enter_context(client_of(service))))
+        yield replicas
+
+
+def states(client: httpx.Client) -> dict[str, str]:
+    page = client.get("/v1/models").json()
+    return {one["replica"]: one["state"] for one in page["replicas"]}
+
+
+def load_seconds(service: LiveService, version: str) -> float:
+    """How long the service says that it took to load a version."""
+    for line in service.lines:
+        if '"ranker.changes"' in line and f'"version":"{version}"' in line:
+            return float(json.loads(line)["took_ms"]) / 1e3
+    raise AssertionError(f"{version} was never loaded")
+
+
+def test_a_promotion_reaches_every_replica_and_a_sleeper_catches_up(
+    fleet: list[tuple[LiveService, httpx.Client]],
+) -> None:
+    (_, first), (_, second), (sleeper, third) = fleet
+    eventually(lambda: states(first) == dict.fromkeys("abc", "converged"))
+    sleeper.process.send_signal(signal.SIGSTOP)
+    started = time.monotonic()
+    act(first, "promote", version="v2")
+    eventually(lambda: all(roles(client)["primary"] == "v2" for client in (first, second)))
+    took = time.monotonic() - started
+    slowest_load = max(load_seconds(service, "v2") for service, _ in fleet[:2])
+    assert took - slowest_load < 2
+    eventually(lambda: states(first)["c"] == "silent")
+    reasons = {one["replica"]: one["reason"] for one in first.get("/v1/models").json()["replicas"]}
+    assert "last heard of" in reasons["c"]
+    sleeper.process.send_signal(signal.SIGCONT)
+    eventually(lambda: roles(third)["primary"] == "v2")
+    eventually(lambda: states(second) == dict.fromkeys("abc", "converged"))
+
+
+def test_without_redis_a_shared_folder_holds_the_wish(store: Path, tmp_path: Path) -> None:
+    shared = {
+        "store": str(store),
+        "version": "v1",
+        "admin_token": TOKEN,
+        "fleet_folder": str(tmp_path / "fleet"),
+        **WIDE,
+    }
+    with live_service(replica="a", **shared) as one, client_of(one) as first:
+        act(first, "promote", version="v2")
+        eventually(lambda: roles(first)["primary"] == "v2")
+        with live_service(replica="b", **shared) as late, client_of(late) as second:
+            assert roles(second)["primary"] == "v2"
+            act(second, "rollback")
+            eventually(lambda: roles(first)["primary"] == "v1")
+            eventually(lambda: states(first) == {"a": "converged", "b": "converged"})
+        eventually(lambda: states(first) == {"a": "converged"})
