@@ -10,15 +10,28 @@ from pathlib import Path
 import msgspec
 
 from models import kuairand, synthetic
-from models.build import Checkpoint, choose_test_slates, report, train, write_bundle
+from models.build import Checkpoint, choose_slates, gather, report, train
 from models.export import to_onnx
 from models.log import Log, LogFault
+from models.network import Scales
+from models.pack import pack
 from models.presets import PRESETS
 from models.train import Recipe
 from service.bundle import OutputSpec
 from service.errors import RankerError
 
-RECIPES = {"synthetic": Recipe(), "kuairand": Recipe()}
+RECIPES = {
+    "synthetic": Recipe(),
+    "kuairand": Recipe(
+        epochs=3,
+        table_rate=1e-3,
+        scales=Scales(items=0.05, words=0.05, curves=0.2),
+        dropout=0.3,
+        id_dropout=0.3,
+        pair_loss=0.3,
+    ),
+}
+"""Chosen on validation slates."""
 
 
 def main(arguments: list[str]) -> int:
@@ -32,7 +45,7 @@ def main(arguments: list[str]) -> int:
         log = _open(options)
         if options.command == "evaluate":
             checkpoint = Checkpoint.load(options.checkpoint)
-            slates = choose_test_slates(log, checkpoint.network.preset)
+            slates = choose_slates(log, checkpoint.network.preset)
             report(log, checkpoint, slates, OutputSpec())
         elif options.command == "train":
             checkpoint = _train(options, log)
@@ -43,9 +56,8 @@ def main(arguments: list[str]) -> int:
         else:
             packing = options.command == "pack"
             checkpoint = Checkpoint.load(options.checkpoint) if packing else _train(options, log)
-            bundle = write_bundle(
-                log, checkpoint, options.out, command=command, version=options.version
-            )
+            parts = gather(log, checkpoint, command=command)
+            bundle = pack(parts, options.out, version=options.version)
             print(bundle.folder)
     except RankerError as error:
         print(f"error: {error}", file=sys.stderr)

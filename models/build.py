@@ -1,4 +1,4 @@
-"""From a log to a bundle in steps: encode, train, evaluate, pack; and checkpoints between them."""
+"""The steps from a log to what a bundle is made of, and checkpoints between them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from models.dataset import Examples, Shown, Tables, encode_log, shown_slates
 from models.evaluate import Report, as_markdown, evaluate, plain_baselines
 from models.log import Log, LogFault
 from models.network import Network
-from models.pack import Ingredients, pack
+from models.pack import Ingredients
 from models.presets import Preset
 from models.reference import reference_of
 from models.train import Recipe, fit, score
-from service.bundle import BatchSpec, Bundle, OutputSpec
+from service.bundle import BatchSpec, OutputSpec
 from service.encoding.rows import RowSpace
 
 MAX_USERS = 32
@@ -66,7 +66,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
             raise LogFault(f"{path} is not a checkpoint that can be read: {error}") from error
 
 
-class TestSlates(msgspec.Struct, frozen=True):
+class EvaluatedSlates(msgspec.Struct, frozen=True):
     """The slates that figures are told of, as shown and as encoded."""
 
     shown: list[Shown]
@@ -87,7 +87,7 @@ def train(log: Log, preset: Preset, recipe: Recipe) -> Checkpoint:
     return Checkpoint(network, recipe, epochs, log.digest())
 
 
-def choose_test_slates(log: Log, preset: Preset) -> TestSlates:
+def choose_slates(log: Log, preset: Preset) -> EvaluatedSlates:
     """Slates of the test days with enough candidates, some clicked and some not."""
     shown = [
         slate
@@ -98,10 +98,10 @@ def choose_test_slates(log: Log, preset: Preset) -> TestSlates:
     ]
     if not shown:
         raise LogFault("impressions.at_ms: no slate of the test days can be evaluated")
-    return TestSlates(shown, encode_log(log, RowSpace(preset.input_spec()), shown))
+    return EvaluatedSlates(shown, encode_log(log, RowSpace(preset.input_spec()), shown))
 
 
-def report(log: Log, checkpoint: Checkpoint, slates: TestSlates, output: OutputSpec) -> Report:
+def report(log: Log, checkpoint: Checkpoint, slates: EvaluatedSlates, output: OutputSpec) -> Report:
     """Figures of the network and of plain baselines; printed as a table too."""
     network = checkpoint.network
     baselines = plain_baselines(
@@ -113,14 +113,12 @@ def report(log: Log, checkpoint: Checkpoint, slates: TestSlates, output: OutputS
     return figures
 
 
-def write_bundle(
-    log: Log, checkpoint: Checkpoint, store: Path, *, command: str, version: str = ""
-) -> Bundle:
-    """Evaluate and pack."""
+def gather(log: Log, checkpoint: Checkpoint, *, command: str) -> Ingredients:
+    """Evaluate, and gather what a bundle is made of."""
     preset = checkpoint.network.preset
     output = OutputSpec()
-    slates = choose_test_slates(log, preset)
-    parts = Ingredients(
+    slates = choose_slates(log, preset)
+    return Ingredients(
         log=log,
         network=checkpoint.network,
         table=Tables(log, RowSpace(preset.input_spec())).of(log.test_from_ms),
@@ -143,4 +141,3 @@ def write_bundle(
             "torch": str(torch.__version__),
         },
     )
-    return pack(parts, store, version=version)

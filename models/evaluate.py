@@ -18,7 +18,7 @@ from service.encoding.history import MASKED
 from service.encoding.rows import PADDING_ROW
 from service.encoding.slate import blend
 
-BOOTSTRAPS = 500
+BOOTSTRAPS = 200
 LABELS = ("click", "long_dwell")
 METRICS = ("ndcg10", "auc", "gauc")
 

@@ -47,6 +47,7 @@ EVENT_SCHEMA = pl.Schema(
     }
 )
 EARLIER_SCHEMA = pl.Schema({"item": pl.String, "shown": pl.Float64, "liked": pl.Float64})
+_MAY_BE_EMPTY = {"events", "earlier"}
 _NULLABLE = {"created_ms", "duration_s"}
 
 
@@ -89,6 +90,14 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
                 raise LogFault(f"{name}.at_ms: not ascending")
         if not self.items["id"].is_unique().all():
             raise LogFault("items.id: an id stands twice")
+        strangers = self.impressions.join(self.items, left_on="item", right_on="id", how="anti")
+        if not strangers.is_empty():
+            raise LogFault(f"impressions.item: {strangers['item'][0]!r} is not among the items")
+        strange = self.events.filter(~pl.col("action").is_in(["click", "dwell"]))
+        if not strange.is_empty():
+            raise LogFault(f"events.action: {strange['action'][0]!r} is neither click nor dwell")
+        if self.events.filter(pl.col("dwell_ms") < 0).height:
+            raise LogFault("events.dwell_ms: below 0")
 
     def before(self, at_ms: int) -> pl.DataFrame:
         """Impressions from before an instant."""
@@ -103,6 +112,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_frame(name: str, frame: pl.DataFrame, schema: pl.Schema) -> None:
+    if frame.is_empty() and name not in _MAY_BE_EMPTY:
+        raise LogFault(f"{name}: no rows")
     for column, kind in schema.items():
         if column not in frame.columns:
             raise LogFault(f"{name}.{column}: missing")

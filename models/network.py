@@ -50,6 +50,14 @@ def bucket_curves() -> NDArray[np.float32]:
     return np.stack(columns, axis=1)
 
 
+class Scales(NamedTuple):
+    """Standard deviations that embedded values begin with."""
+
+    items: float = 0.05
+    words: float = 0.3
+    curves: float = 0.1
+
+
 class EncodedUsers(NamedTuple):
     """What scoring needs of B users."""
 
@@ -86,21 +94,24 @@ class Network(nn.Module):
 
     curves: Tensor
 
-    def __init__(self, preset: Preset) -> None:
+    def __init__(self, preset: Preset, scales: Scales | None = None) -> None:
         super().__init__()
         self.preset = preset
+        scales = scales or Scales()
         width, hidden = preset.width, preset.width
         starts = [0, preset.item1_rows, preset.item1_rows + preset.item2_rows]
         rows = starts[2] + preset.feature_rows
         self.starts = starts
-        self.free_rows = nn.Parameter(torch.randn(rows, preset.embedding) * 0.05)
-        self.curve = nn.Parameter(torch.randn(bucket_curves().shape[1], preset.embedding) * 0.2)
+        self.free_rows = nn.Parameter(torch.randn(rows, preset.embedding) * scales.items)
+        curves = torch.from_numpy(bucket_curves())
+        self.curve = nn.Parameter(torch.randn(curves.shape[1], preset.embedding) * scales.curves)
         """Of ordered buckets: neighbours share what they learn."""
-        self.register_buffer("curves", torch.from_numpy(bucket_curves()), persistent=False)
-        ordered = torch.from_numpy(bucket_curves()).any(1).nonzero().squeeze(1)
+        self.register_buffer("curves", curves, persistent=False)
+        ordered = curves.any(1).nonzero().squeeze(1)
         with torch.no_grad():
-            self.free_rows[[start + PADDING_ROW for start in starts]] = 0.0
+            self.free_rows[starts[2] :] *= scales.words / scales.items
             self.free_rows[starts[2] + ordered] = 0.0
+            self.free_rows[[start + PADDING_ROW for start in starts]] = 0.0
         self.project = (
             nn.Identity()
             if preset.embedding == width

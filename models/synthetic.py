@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from models.log import EARLIER_SCHEMA, EVENT_SCHEMA, IMPRESSION_SCHEMA, ITEM_SCHEMA, Log
+from models.log import EARLIER_SCHEMA, EVENT_SCHEMA, IMPRESSION_SCHEMA, ITEM_SCHEMA, Log, LogFault
 from service.domain import Profile
 
 Values = NDArray[np.float64]
@@ -105,6 +105,8 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     shoppers: int = 2_000
     days: int = 28
     visits_per_shopper: float = 5.0
+    intent: float = 3.0
+    """What a candidate of the category in mind gains, in logits."""
 
 
 class Shop(msgspec.Struct, frozen=True):
@@ -132,8 +134,10 @@ class Shopper(msgspec.Struct, frozen=True):
 
 
 def generate(seed: int, size: Size | None = None) -> Log:
-    """The log of a shop; the same seed and size give the same log."""
+    """The log of a shop; the same seed and size give the same log. Raises LogFault."""
     size = size or Size()
+    if size.items < len(CATALOGUE) or size.shoppers < 1 or size.days < 8:
+        raise LogFault(f"a shop needs {len(CATALOGUE)} items, 1 shopper and 8 days, not {size}")
     rng = np.random.default_rng(seed)
     shop = _invent_shop(rng, size)
     brands = len(BRAND_STARTS) * len(BRAND_ENDS)
@@ -143,7 +147,7 @@ def generate(seed: int, size: Size | None = None) -> Log:
         shopper = _invent_shopper(rng, at, brands)
         profiles[_shopper_name(at)] = shopper.profile
         for _ in range(1 + rng.poisson(size.visits_per_shopper - 1)):
-            _visit(rng, shop, shopper, size.days, record)
+            _visit(rng, shop, shopper, size, record)
     start_ms = int(START.timestamp() * 1000)
     return Log(
         name="shop",
@@ -202,7 +206,7 @@ def _invent_shop(rng: np.random.Generator, size: Size) -> Shop:
     names = list(CATALOGUE)
     brands = [start + end for start in BRAND_STARTS for end in BRAND_ENDS]
     count = size.items
-    category = rng.integers(len(names), size=count)
+    category = rng.permutation(np.arange(count) % len(names))
     brand = rng.integers(len(brands), size=count)
     level = rng.normal(size=count)
     start_ms = int(START.timestamp() * 1000)
@@ -250,11 +254,11 @@ def _invent_shopper(rng: np.random.Generator, number: int, brands: int) -> Shopp
 
 
 def _visit(
-    rng: np.random.Generator, shop: Shop, shopper: Shopper, days: int, record: _Record
+    rng: np.random.Generator, shop: Shop, shopper: Shopper, size: Size, record: _Record
 ) -> None:
     """One visit of a few slates; the intent drifts from slate to slate."""
     hour = int(rng.choice(24, p=_HOURS))
-    now_ms = int(START.timestamp() * 1000) + int(rng.integers(days)) * DAY_MS
+    now_ms = int(START.timestamp() * 1000) + int(rng.integers(size.days)) * DAY_MS
     now_ms += hour * 3_600_000 + int(rng.integers(3_600_000))
     intent, style = _categories(rng, shopper, 1)[0], rng.normal(size=STYLES)
     for step in range(1 + rng.poisson(3)):
@@ -262,8 +266,9 @@ def _visit(
             intent, style = _categories(rng, shopper, 1)[0], rng.normal(size=STYLES)
         surface = SURFACES[int(rng.choice(3, p=(0.5, 0.3, 0.2)))]
         slate = _candidates(rng, shop, shopper, surface, intent)
-        liking = _liking(shop, shopper, slate, intent, style)
-        chance = 1 / (1 + np.exp(-(liking + SURFACE_BIAS[surface] - 3.9)))
+        liking = _liking(shop, shopper, slate, style)
+        liking += size.intent * (shop.category[slate] == intent)
+        chance = 1 / (1 + np.exp(-(liking + SURFACE_BIAS[surface] - 4.2)))
         clicked = rng.random(len(slate)) < chance / (1 + 0.05 * np.arange(len(slate)))
         dwell_ms = np.exp(np.log(7_000) + 0.45 * liking + rng.normal(scale=0.7, size=len(slate)))
         dwell_ms = np.where(clicked, dwell_ms.clip(500, 600_000), 0).astype(np.int64)
@@ -277,13 +282,12 @@ def _visit(
         style = 0.9 * style + 0.4 * rng.normal(size=STYLES)
 
 
-def _liking(shop: Shop, shopper: Shopper, slate: Places, intent: int, style: Values) -> Values:
-    """How much the shopper likes each candidate now, in logits: [candidates]."""
+def _liking(shop: Shop, shopper: Shopper, slate: Places, style: Values) -> Values:
+    """How much the shopper likes each candidate, but for the intent, in logits: [candidates]."""
     category = shop.category[slate]
     away = shop.price_level[slate] - shopper.price_level
     return np.asarray(
         0.7 * shopper.category_taste[category]
-        + 2.4 * (category == intent)
         + 1.2 * np.isin(shop.brand[slate], shopper.brands)
         - 0.15 * away * away
         + 0.3 * shop.style[slate] @ style

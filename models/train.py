@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from models.dataset import Examples
 from models.metrics import SlateFigures
-from models.network import ITEM_COLUMNS, MAX_POSITION, Inputs, Network
+from models.network import ITEM_COLUMNS, MAX_POSITION, Inputs, Network, Scales
 from models.presets import Preset
 from service.domain import Int64Array
 from service.encoding.history import MASKED
@@ -38,6 +38,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     lag_share: float = 0.3
     """Share of histories whose newest events are hidden, as if they had not arrived yet."""
     max_lag_events: int = 5
+    scales: Scales = Scales()
     dropout: float = 0.1
     dwell_loss: float = 0.5
     pair_loss: float = 0.0
@@ -53,7 +54,7 @@ def fit(
     """
     torch.manual_seed(recipe.seed)
     rng = np.random.default_rng(recipe.seed)
-    network = Network(preset)
+    network = Network(preset, recipe.scales)
     network.dropout = recipe.dropout
     optimizer = torch.optim.AdamW(_groups(network, recipe))
     steps = recipe.epochs * -(-len(train.at_ms) // recipe.slates_per_batch)
@@ -155,17 +156,17 @@ def _batches(
     order = rng.permutation(len(examples.at_ms))
     for start in range(0, len(order), recipe.slates_per_batch):
         batch, labels = take(examples, order[start : start + recipe.slates_per_batch])
-        batch = _lag(batch, recipe)
+        batch = lag(batch, recipe)
         yield (
             batch._replace(
-                hist_ids=_drop_ids(batch.hist_ids, recipe),
-                cand_ids=_drop_ids(batch.cand_ids, recipe),
+                hist_ids=drop_ids(batch.hist_ids, recipe),
+                cand_ids=drop_ids(batch.cand_ids, recipe),
             ),
             labels,
         )
 
 
-def _lag(batch: Inputs, recipe: Recipe) -> Inputs:
+def lag(batch: Inputs, recipe: Recipe) -> Inputs:
     """Histories without their newest 1 to `max_lag_events` events, for a share of the users."""
     users, length = batch.hist_age.shape
     hidden = torch.randint(1, recipe.max_lag_events + 1, (users, 1))
@@ -181,7 +182,7 @@ def _lag(batch: Inputs, recipe: Recipe) -> Inputs:
     )
 
 
-def _drop_ids(ids: Tensor, recipe: Recipe) -> Tensor:
+def drop_ids(ids: Tensor, recipe: Recipe) -> Tensor:
     """Some items' ids replaced by the unknown row; padding stays padding."""
     dropped = (torch.rand(ids.shape[:-1]) < recipe.id_dropout).unsqueeze(-1)
     items = ids[..., :ITEM_COLUMNS]

@@ -42,11 +42,7 @@ class Service(FastAPI):
         self.instruments = Instruments(settings, version=self.version)
         self.telemetry = self.instruments.telemetry
         self.metrics = self.telemetry.metrics
-        self.replica = Replica(
-            settings,
-            batches_of=self.telemetry.batches_of,
-            record_change=self.telemetry.record_change,
-        )
+        self.replica = Replica(settings, watch=self.instruments.of_versions())
         self.versions = self.replica.versions
         self.loaded = self.replica.settled
         """Set once the first load has ended, well or not."""

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 
+from service.domain import Change
 from service.ranking.admission import Admission
+from service.replica import Watch
 from service.settings import Settings
 from service.signals.store import SignalStore
 from service.telemetry.live import LiveValues, Reading, Samples
@@ -17,8 +20,10 @@ from service.telemetry.providers import Tags, provider
 from service.telemetry.record import Telemetry
 from service.telemetry.runtime import Gpus, LoopLag, Pauses
 from service.telemetry.spans import SpanWriter
+from service.versions.follow import Decision
 from service.versions.loaded import LoadedVersion
 from service.versions.roles import Versions
+from service.versions.swaps import SwapReport
 
 _BREAKER_STATES = ("closed", "half_open", "open")
 
@@ -46,14 +51,60 @@ class Instruments:
                 "dd.version": tags.version,
             },
         )
+        self._versions = Versions()
         registry = self.telemetry.metrics.registry
         self._pauses = Pauses(registry)
         self._lag = LoopLag(registry)
         if (gpus := Gpus.found()) is not None:
             registry.register(gpus)
 
+    def of_versions(self) -> Watch:
+        """What the replica tells of its versions goes to telemetry; call `watch` before it runs."""
+        return Watch(
+            batches_of=lambda manifest: self.telemetry.batches_of(
+                manifest.version, manifest.metrics
+            ),
+            swapped=self._swapped,
+            decided=self._decided,
+        )
+
+    def _swapped(self, report: SwapReport) -> None:
+        loaded = self._versions.find(report.version)
+        engine = loaded.executor.rungs[0] if loaded is not None else None
+        self.telemetry.record_change(
+            Change(
+                kind="swap" if report.role == "primary" else "rollout",
+                role=report.role,
+                model_name=report.model,
+                model_version=report.version,
+                done=report.outcome == "done",
+                started_s=report.started_s,
+                ended_s=report.started_s + report.total_s,
+                reason=report.reason,
+                backend=engine.name if engine is not None else None,
+                precision=engine.precision if engine is not None else "",
+            )
+        )
+
+    def _decided(self, decision: Decision) -> None:
+        now_s = time.monotonic()
+        primary = self._versions.primary
+        self.telemetry.record_change(
+            Change(
+                kind="rollback" if decision.fate == "rollback" else "rollout",
+                role="canary",
+                model_name=primary.name if primary is not None else "",
+                model_version=decision.version,
+                done=True,
+                started_s=now_s,
+                ended_s=now_s,
+                reason=decision.reason,
+            )
+        )
+
     def watch(self, *, versions: Versions, signals: SignalStore, admission: Admission) -> None:
         """Let every scrape read the state of the parts."""
+        self._versions = versions
         readings = [*_of_versions(versions), *_of_signals(signals), _of_admission(admission)]
         self.telemetry.metrics.registry.register(LiveValues(readings))
 

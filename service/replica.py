@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
+import logging
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from service.bundle import Bundle
-from service.domain import Change
+import msgspec
+
+from service.bundle import Bundle, Manifest
 from service.errors import NotFound
 from service.inference.batcher import BatchReport
 from service.ranking.onlookers import Onlookers
@@ -19,7 +19,7 @@ from service.settings import Settings
 from service.signals.connect import connect, disconnect
 from service.versions.catalog import Catalog
 from service.versions.fleet import FileFleet, Fleet, RedisFleet, replica_name
-from service.versions.follow import Follower
+from service.versions.follow import Decision, Follower
 from service.versions.hotswap import open_version
 from service.versions.loaded import LoadedVersion
 from service.versions.remote import RemoteStore
@@ -29,21 +29,30 @@ from service.versions.signature import check_signature
 from service.versions.swaps import SwapReport, Swaps
 from service.versions.traffic import Traffic
 
-BatchesOf = Callable[[str, dict[str, Any]], Callable[[BatchReport], None]]
+_log = logging.getLogger("ranker.swap")
 _FLEET_TIMEOUT_S = 1.0
+_CANCEL_AGAIN_S = 0.2
+
+
+def log_swap(report: SwapReport) -> None:
+    """One line a swap, done or refused."""
+    level = logging.INFO if report.outcome == "done" else logging.ERROR
+    _log.log(level, f"swap {report.outcome}", extra=msgspec.to_builtins(report))
+
+
+class Watch(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is told of batches, swaps and decisions on canaries."""
+
+    batches_of: Callable[[Manifest], Callable[[BatchReport], None]]
+    """What takes the batches of one version."""
+    swapped: Callable[[SwapReport], None] = log_swap
+    decided: Callable[[Decision], None] = lambda _: None
 
 
 class Replica:
     """The versions that this process serves, and its place in the fleet."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        batches_of: BatchesOf = lambda _version, _metrics: lambda _report: None,
-        record_change: Callable[[Change], None] = lambda _: None,
-    ) -> None:
-        """`batches_of` gives what takes the batches of a version, by its word and metrics."""
+    def __init__(self, settings: Settings, *, watch: Watch) -> None:
         self.model = settings.model
         self.versions = Versions()
         self.catalog = _catalog(settings)
@@ -54,10 +63,10 @@ class Replica:
             model=settings.model,
             versions=self.versions,
             catalog=self.catalog,
-            open_version=functools.partial(self._open, settings, batches_of),
+            open_version=functools.partial(self._open, settings, watch),
             policy=settings.swap_policy,
             previous_hot_s=settings.previous_hot_ms / 1e3,
-            report=lambda report: record_change(self._change_of(report)),
+            report=watch.swapped,
         )
         self._redis = None
         fleet: Fleet
@@ -76,35 +85,20 @@ class Replica:
             replica=settings.replica or replica_name(socket.gethostname(), settings.port),
             first=functools.partial(_first, settings, self.catalog),
             poll_s=settings.fleet_poll_ms / 1e3,
+            decided=watch.decided,
         )
         self._following: asyncio.Task[None] | None = None
 
-    def _open(self, settings: Settings, batches_of: BatchesOf, bundle: Bundle) -> LoadedVersion:
+    def _open(self, settings: Settings, watch: Watch, bundle: Bundle) -> LoadedVersion:
         if settings.signing_key is not None:
             check_signature(bundle, settings.signing_key)
         return open_version(
             bundle,
             threads=settings.engine_threads,
             max_queue_s=settings.max_queue_ms / 1e3,
-            report=batches_of(bundle.manifest.version, bundle.manifest.metrics),
+            report=watch.batches_of(bundle.manifest),
             samples=self.traffic.samples,
             gently=self.versions.primary is not None,
-        )
-
-    def _change_of(self, report: SwapReport) -> Change:
-        loaded = self.versions.find(report.version)
-        engine = loaded.executor.rungs[0] if loaded is not None else None
-        return Change(
-            kind="swap" if report.role == "primary" else "rollout",
-            role=report.role,
-            model_name=report.model,
-            model_version=report.version,
-            done=report.outcome == "done",
-            started_s=report.started_s,
-            ended_s=report.started_s + report.total_s,
-            reason=report.reason,
-            backend=engine.name if engine is not None else None,
-            precision=engine.precision if engine is not None else "",
         )
 
     @property
@@ -119,9 +113,10 @@ class Replica:
     async def close(self) -> None:
         """Leave the fleet and free everything."""
         if self._following is not None:
-            self._following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._following
+            # a Redis client may take a cancellation for its own time-out, so once is not enough
+            while not self._following.done():
+                self._following.cancel()
+                await asyncio.wait([self._following], timeout=_CANCEL_AGAIN_S)
         await self.follower.close()
         if self._redis is not None:
             await disconnect(self._redis)

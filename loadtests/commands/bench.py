@@ -28,6 +28,7 @@ from loadtests.driving.client import Client
 from loadtests.driving.closed import ClosedRun, closed_loop
 from loadtests.driving.engine import BareEngine
 from loadtests.driving.target import Target
+from loadtests.verdicts.regression import CpuCost, judge, read_cost
 from service.bundle import MANIFEST, Bundle
 
 _ENGINE_SIZES = (1, 2, 4, 8, 16, 32)
@@ -153,8 +154,8 @@ def newest_bundle(store: Path) -> Bundle:
     return Bundle.open(manifests[-1].parent)
 
 
-async def measure(args: argparse.Namespace, what: Subject, bundle: Bundle) -> None:
-    """Run all parts against one subject and print them."""
+async def measure(args: argparse.Namespace, what: Subject, bundle: Bundle) -> CpuCost:
+    """Run all parts against one subject, print them, and return what a request costs."""
     workload = Workload(
         items=sorted(msgspec.json.decode(bundle.read("titles.json"), type=dict[str, str])),
         users=args.users,
@@ -201,7 +202,7 @@ async def measure(args: argparse.Namespace, what: Subject, bundle: Bundle) -> No
         f"p99 {np.percentile(waits_ms, 99):.2f} ms over {len(waits_ms)} events"
     )
     await client.close()
-    compare_with_engine(args, bundle, batches=batches, cpu_us=cpu_us, alone=alone)
+    return compare_with_engine(args, bundle, batches=batches, cpu_us=cpu_us, alone=alone)
 
 
 def show_run(name: str, run: ClosedRun) -> None:
@@ -220,7 +221,7 @@ def compare_with_engine(
     batches: dict[float, float],
     cpu_us: dict[str, float],
     alone: ClosedRun,
-) -> None:
+) -> CpuCost:
     """Print the bare engine's cost at the batch sizes seen, and the rest: the service's own."""
     precision = args.precision or next(iter(bundle.manifest.graphs))
     engine = BareEngine(bundle, precision)
@@ -254,6 +255,7 @@ def compare_with_engine(
         f"one at a time p50 {alone.percentile_ms(50):.2f} ms against "
         f"{costs[1].run_p50_ms:.2f} ms of the bare engine"
     )
+    return CpuCost(total_us, costs[8].cpu_us)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -270,14 +272,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warm-up-s", type=float, default=3)
     parser.add_argument("--probes", type=int, default=500, help="events of the freshness probe")
     parser.add_argument("--batch-metric", default="ranker_batch_users", help="its histogram")
+    parser.add_argument("--save", type=Path, help="write the CPU cost here, as a baseline")
+    parser.add_argument("--baseline", type=Path, help="fail if a request has become dearer")
+    parser.add_argument("--at-most", type=float, default=1.2, help="of the baseline's ratio")
 
 
 def run(args: argparse.Namespace) -> int:
     try:
         bundle = newest_bundle(args.store)
         with subject(args) as what, processes.pinned(processes.cores()[1]):
-            uvloop.run(measure(args, what, bundle))
+            cost = uvloop.run(measure(args, what, bundle))
     except processes.StartFault as fault:
         print(f"bench: {fault}", file=sys.stderr)
         return 2
-    return 0
+    if args.save:
+        cost.save(args.save)
+    if args.baseline is None:
+        return 0
+    verdict, sentence = judge(cost, read_cost(args.baseline), at_most=args.at_most)
+    print(sentence)
+    return verdict

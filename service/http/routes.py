@@ -101,6 +101,7 @@ class RankEndpoint:
         """Answer one request."""
         started = received_s(scope)
         request_id = header(scope, b"x-request-id") or ""
+        answered: Ranking | None = None
         try:
             self._access.check(scope)
             body = await asgi.read_body(receive, self._max_body_bytes)
@@ -114,7 +115,7 @@ class RankEndpoint:
             ranking.times.total_s = time.monotonic() - started
             await _reply_ranking(send, ranking)
             report = _report_of(ranking, len(query.items), started, scope)
-            self._answered(ranking)
+            answered = ranking
         except CallerLeft:
             report = _unanswered("/rank", request_id, started, scope)
         except asyncio.CancelledError:
@@ -125,6 +126,8 @@ class RankEndpoint:
             )
         report.times.total_s = time.monotonic() - started
         self._record(report)
+        if answered is not None:
+            self._answered(answered)
 
     def _timeout(self, scope: Scope, query: Query) -> float:
         timeout_s = self._timeout_s if query.timeout_ms is None else query.timeout_ms / 1e3

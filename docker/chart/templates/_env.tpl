@@ -8,6 +8,9 @@
 {{- if ne .Values.backend "auto" }}
 - {name: RANKER_BACKEND, value: {{ .Values.backend | quote }}}
 {{- end }}
+{{- if .Values.gpu.enabled }}
+- {name: RANKER_PLANS, value: /var/cache/ranker/plans}
+{{- end }}
 {{- if .Values.redis.secretName }}
 - name: RANKER_REDIS_URL
   valueFrom:
@@ -22,9 +25,6 @@
 - name: RANKER_ADMIN_TOKEN
   valueFrom:
     secretKeyRef: {name: {{ .Values.admin.tokenSecretName }}, key: token}
-- name: RANKER_REPLICA
-  valueFrom:
-    fieldRef: {fieldPath: metadata.name}
 {{- end }}
 {{- if .Values.apiKeys.secretName }}
 - name: RANKER_API_KEYS
