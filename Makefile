@@ -32,15 +32,16 @@ bench: $(LOAD)  ## Capacity on one core, CPU a request, freshness
 
 COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --upgrade --no-emit-index-url \
   --no-header --no-annotate --python-version 3.11 --quiet
+EXTRAS := $(addprefix --extra ,cpu datadog otel profile load openvino rtx ship stores signed train dev)
 lock: $(DEV)  ## Resolve the newest versions into lock.txt, for cpu and for gpu
 	$(BIN)/pip install --quiet uv
-	$(COMPILE) --extra cpu --extra datadog --extra otel --extra profile --extra load --extra train --extra dev > .lock-cpu
+	$(COMPILE) $(EXTRAS) > .lock-cpu
 	$(COMPILE) --extra gpu --constraint .lock-cpu > .lock-gpu
 	sort --unique .lock-cpu .lock-gpu > lock.txt
 	rm .lock-cpu .lock-gpu
 
 clean:  ## Remove what the other commands set up
-	rm -rf $(VENV) .venv-agent .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) .venv-helm .venv-agent .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 
 $(RUN): pyproject.toml lock.txt
 	@echo "setting up $(VENV)"
@@ -54,7 +55,7 @@ $(LOAD): $(RUN)
 
 $(DEV): $(RUN)
 	@echo "setting up what the tests need"
-	@$(PIP) --editable '.[cpu,datadog,otel,profile,load,train,dev]'
+	@$(PIP) --editable '.[cpu,datadog,otel,profile,load,openvino,rtx,ship,train,dev]'
 	@touch $@
 
 # Datadog's test agent, whose needs are not ours, in an environment of its own

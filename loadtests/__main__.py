@@ -26,6 +26,8 @@ _COMMANDS = {
     "compare": ("compare", "two servers, or two runs, by the ratio of their p99"),
     "cost": ("cost", "replicas and money for a trace, from curves and a price list"),
     "bench": ("bench", "capacity of this service on one core, against its bare engine"),
+    "backends": ("backends", "every engine of this host, on one model"),
+    "real-days": ("real_days", "the test days of a click log, live, against offline figures"),
     "swaps": ("swaps", "many swaps of this service under a steady load, judged"),
     "demo": ("demo", "three visitors of the shipped shop, and how their slates move"),
     "telemetry": ("telemetry", "CPU that metrics and tracing cost a request"),

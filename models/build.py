@@ -17,6 +17,7 @@ from models.network import Network
 from models.pack import Ingredients
 from models.presets import Preset
 from models.reference import reference_of
+from models.replay import mixed_slates
 from models.train import Recipe, fit, score
 from service.bundle import BatchSpec, OutputSpec
 from service.encoding.rows import RowSpace
@@ -89,13 +90,7 @@ def train(log: Log, preset: Preset, recipe: Recipe) -> Checkpoint:
 
 def choose_slates(log: Log, preset: Preset) -> EvaluatedSlates:
     """Slates of the test days with enough candidates, some clicked and some not."""
-    shown = [
-        slate
-        for slate in shown_slates(log.impressions)
-        if slate.at_ms >= log.test_from_ms
-        and len(slate.items) >= log.least_items
-        and 0 < sum(slate.click) < len(slate.click)
-    ]
+    shown = mixed_slates(log)
     if not shown:
         raise LogFault("impressions.at_ms: no slate of the test days can be evaluated")
     return EvaluatedSlates(shown, encode_log(log, RowSpace(preset.input_spec()), shown))

@@ -7,7 +7,7 @@ PyTorch before it is handed out.
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import onnx
@@ -56,6 +56,8 @@ class Graph:
 class Exporter:
     """Writes one network's graph."""
 
+    opsets: ClassVar[dict[str, int]] = {"": OPSET}
+
     def __init__(self, network: Network) -> None:
         self.network = network
         self.preset = network.preset
@@ -80,7 +82,9 @@ class Exporter:
             list(self.graph.constants.values()),
         )
         model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="ranker"
+            graph,
+            opset_imports=[helper.make_opsetid(*opset) for opset in self.opsets.items()],
+            producer_name="ranker",
         )
         model.ir_version = IR_VERSION
         onnx.checker.check_model(model, full_check=True)

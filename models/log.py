@@ -104,10 +104,10 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         return self.impressions.filter(pl.col("at_ms") < at_ms)
 
     def digest(self) -> str:
-        """SHA-256 over all frames, hex."""
+        """SHA-256 over all frames as CSV, hex."""
         digest = hashlib.sha256()
         for frame in (self.items, self.impressions, self.events, self.earlier):
-            digest.update(frame.hash_rows(seed=0).to_numpy().tobytes())
+            digest.update(frame.write_csv().encode())
         return digest.hexdigest()
 
 

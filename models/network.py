@@ -54,7 +54,7 @@ class Scales(NamedTuple):
     """Standard deviations that embedded values begin with."""
 
     items: float = 0.05
-    words: float = 0.3
+    words: float = 0.4
     curves: float = 0.1
 
 

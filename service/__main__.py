@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shlex
 import signal
 import sys
@@ -23,6 +24,8 @@ from service.signals.embedded import embedded_valkey
 from service.telemetry.log import start_logging
 from service.telemetry.providers import ProviderFault
 
+DEVICE_LOST = 75
+"""The exit status of a process whose GPU is gone: start another one."""
 _SWITCH_INTERVAL_S = 0.0005
 """The device thread must not wait 5 ms, Python's default, for the interpreter lock."""
 
@@ -88,7 +91,10 @@ def _with_store(settings: Settings) -> Iterator[Settings]:
 
 
 def main() -> int:
-    """Serve until a signal, or run a command; the exit status is 2 for a wrong environment."""
+    """Serve until a signal, or run a command.
+
+    The exit status is 2 for a wrong environment and 75 for a lost device.
+    """
     if len(sys.argv) > 1:
         return cli.run(sys.argv[1:])
     try:
@@ -121,7 +127,11 @@ def main() -> int:
         )
         server = Server(config, app)
         server.run()
-        return 0 if server.started else 1
+    if app.device_lost:
+        # a lost device may hang or abort whoever tidies up after it
+        sys.stdout.flush()
+        os._exit(DEVICE_LOST)
+    return 0 if server.started else 1
 
 
 if __name__ == "__main__":

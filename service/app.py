@@ -46,6 +46,8 @@ class Service(FastAPI):
         self.versions = self.replica.versions
         self.loaded = self.replica.settled
         """Set once the first load has ended, well or not."""
+        self.device_lost = False
+        """Whether a device was lost when the service shut down."""
         self.metrics.ready.set_function(lambda: self.versions.primary is not None)
         self.admission = Admission(max_in_flight=settings.max_in_flight)
         self.access = Access(
@@ -94,6 +96,11 @@ class Service(FastAPI):
                 return
         await super().__call__(scope, receive, send)
 
+    def lost_s(self) -> float | None:
+        """Seconds since a loaded version lost a device; None if all have theirs."""
+        found = [held.batcher.ladder.lost_s() for held in self.versions.held()]
+        return max((lost_s for lost_s in found if lost_s is not None), default=None)
+
 
 def _signals(settings: Settings) -> SignalStore:
     assert settings.redis_url is not None, "the caller starts a store before the app"
@@ -128,6 +135,7 @@ async def _lifespan(app: Service) -> AsyncIterator[None]:
     finally:
         if feeding is not None:
             feeding.cancel()
+        app.device_lost = app.lost_s() is not None
         await app.replica.close()
         await app.signals.close()
 
@@ -168,11 +176,17 @@ def _mount(app: Service) -> None:
 
         return _Delegated(endpoint)
 
-    @app.get("/livez")
-    @app.get("/v2/health/live")
-    async def live() -> dict[str, str]:
-        """The event loop runs."""
-        return {"status": "live"}
+    lost: dict[int | str, dict[str, Any]] = {503: {"description": "a device is lost for good"}}
+
+    @app.get("/livez", responses=lost)
+    @app.get("/v2/health/live", responses=lost)
+    async def live(response: Response) -> dict[str, str]:
+        """The event loop runs, and no device has been lost for long."""
+        lost_s = app.lost_s()
+        if lost_s is None or lost_s < app.settings.lost_grace_ms / 1e3:
+            return {"status": "live"}
+        response.status_code = 503
+        return {"status": "not live", "reason": "a device is lost; this process must be replaced"}
 
     @app.get("/readyz", responses=not_ready)
     @app.get("/v2/health/ready", responses=not_ready)

@@ -32,6 +32,9 @@ DegradedReason = Literal[
 ]
 SignalSource = Literal["redis", "local", "none"]
 BackendName = Literal["tensorrt", "onnxruntime", "openvino", "prior"]
+BackendKind = Literal["tensorrt", "onnx-cuda", "openvino", "onnx-cpu"]
+"""An engine and where it runs; the words of operators."""
+BackendChoice = Literal["auto", "tensorrt", "onnx-cuda", "openvino", "onnx-cpu"]
 Outcome = Literal["ok", "degraded", "invalid", "overloaded", "expired", "cancelled", "failed"]
 
 

@@ -21,6 +21,7 @@ RankerError
 │   └── BackendLost          the device is gone for this process
 └── BundleFault           a version that must not be served
     ├── ManifestFault     missing, unreadable or of another schema
+    ├── PlanFault         an engine plan that is missing, of another host, or cannot be built
     ├── DigestFault       bytes differ from the manifest
     ├── SignatureFault    the manifest is not signed by the key that is trusted
     ├── StoreFault        the store cannot be read, or its copy cannot be written
@@ -126,6 +127,10 @@ class ManifestFault(BundleFault):
 
 class DigestFault(BundleFault):
     """A file's bytes differ from the manifest."""
+
+
+class PlanFault(BundleFault):
+    """An engine plan is missing, was built for something else, or cannot be built or loaded."""
 
 
 class SignatureFault(BundleFault):

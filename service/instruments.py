@@ -70,7 +70,7 @@ class Instruments:
 
     def _swapped(self, report: SwapReport) -> None:
         loaded = self._versions.find(report.version)
-        engine = loaded.executor.rungs[0] if loaded is not None else None
+        engine = loaded.executor.rungs[0].backend if loaded is not None else None
         self.telemetry.record_change(
             Change(
                 kind="swap" if report.role == "primary" else "rollout",

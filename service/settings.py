@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from service.domain import BackendChoice
 from service.errors import RankerError
 
 PREFIX = "RANKER_"
@@ -84,6 +85,18 @@ class Settings(BaseModel):
     signals_local_mb: float = Field(64, ge=0, description="memory for last-known signals")
     redis_timeout_ms: float = Field(250, gt=0, description="socket time-out of the signal store")
     redis_connections: int = Field(8, ge=6, description="most connections to the signal store")
+    backend: BackendChoice = Field(
+        "auto", description="engine to prefer; the best ones of this host if auto"
+    )
+    plans: Path | None = Field(
+        None, description="private folder for TensorRT's engine plans; no TensorRT if absent"
+    )
+    stall_ms: float = Field(
+        50, gt=0, description="least time after which a batch counts as hanging"
+    )
+    lost_grace_ms: float = Field(
+        5_000, ge=0, description="from a lost device to a failing liveness probe"
+    )
     engine_threads: int = Field(1, ge=1, description="threads inside one engine run")
     max_queue_ms: float = Field(50, gt=0, description="most predicted time in the batch queue")
     max_in_flight: int = Field(1_024, ge=1, description="most requests in flight")

@@ -1,17 +1,18 @@
 """The micro-batcher: batches form while the engine is busy, and an idle engine never waits.
 
 Runs on the event loop and never blocks it. A job's tiles stay together: a slate is
-admitted whole, scored whole, or refused whole.
+admitted whole, scored whole, or refused whole. A batch that its rung fails is tried once
+more on the next rung.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,59 +21,28 @@ from service.domain import BackendName, Int64Array, Priority
 from service.encoding.batch import Batch
 from service.encoding.history import Person
 from service.encoding.slate import Slate, blend
-from service.errors import BackendFault, BackendRecoverable, DeadlineExceeded, Overloaded
+from service.errors import (
+    BackendFault,
+    BackendLost,
+    BackendRecoverable,
+    DeadlineExceeded,
+)
+from service.inference.breaker import RatioBreaker
 from service.inference.cost import CostModel
-from service.inference.executor import Executor, Scored
+from service.inference.executor import Executor
+from service.inference.jobs import BatchReport, Job, JobScores
+from service.inference.ladder import Ladder
+from service.inference.lane import Flight, Lane
+from service.inference.rung import Rung, Scored
+
+__all__ = ["BatchReport", "JobScores", "MicroBatcher"]
 
 Encode = Callable[[Sequence[Person], Sequence[Slate]], tuple[Batch, Int64Array]]
-_PRIORITIES: tuple[Priority, ...] = ("interactive", "batch", "shadow")
-
-
-class BatchReport(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What one batch was, for telemetry; told apart by identity."""
-
-    requests: int
-    tiles: int
-    candidates: int
-    slots: int
-    """Places for candidates in the tiles; those that no candidate takes are padding."""
-    started_s: float
-    """When the engine began, on the monotonic clock."""
-    seconds: float
-    backend: BackendName | None = None
-    """None where no engine could score it."""
-    precision: str = ""
-    scores: NDArray[np.float64] | None = None  # [candidates] of the first request alone
-
-
-class JobScores(msgspec.Struct, frozen=True):
-    """One job's share of a scored batch."""
-
-    scores: NDArray[np.float64]  # [candidates]
-    unknown: int
-    """Candidates that the item table does not hold."""
-    backend: BackendName
-    precision: str
-    rung: int
-    queue_s: float
-    inference_s: float
-    batch: BatchReport
-
-
-class Job(msgspec.Struct, eq=False):
-    """One request, waiting for the engine."""
-
-    person: Person
-    slate: Slate
-    tiles: int
-    deadline_s: float
-    """On the monotonic clock."""
-    future: asyncio.Future[JobScores]
-    queued_s: float
+_log = logging.getLogger("ranker.rungs")
 
 
 class MicroBatcher:
-    """Packs jobs into batches for one version's executor."""
+    """Packs jobs into batches for one version's rungs."""
 
     def __init__(
         self,
@@ -83,136 +53,159 @@ class MicroBatcher:
         tile_width: int,
         limits: BatchSpec,
         max_queue_s: float,
+        stall_s: float = 0.05,
         report: Callable[[BatchReport], None] = lambda _: None,
+        breaker: Callable[[], RatioBreaker] = RatioBreaker,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.cost = CostModel(limits.tile_buckets)
-        self._executor = executor
+        self._lane = partial(Lane, limits=limits, clock=clock)
+        self._breaker = breaker
+        self.ladder = Ladder(
+            [self._lane(rung, breaker=breaker()) for rung in executor.rungs],
+            max_queue_s=max_queue_s,
+            clock=clock,
+        )
         self._encode = encode
         self._output = output
         self._tile_width = tile_width
-        self._max_tiles = limits.tile_buckets[-1]
-        self._max_users = limits.max_users
-        # a batch of lower priority stays small: an interactive job may have to wait for it
-        self._max_low_tiles = max(1, self._max_tiles // 4)
-        self._max_queue_s = max_queue_s
+        self._stall_s = stall_s
         self._report = report
         self._clock = clock
-        self._queues: dict[Priority, deque[Job]] = {word: deque() for word in _PRIORITIES}
-        self._queued_tiles = 0
-        self._running: tuple[float, float] | None = None  # started, predicted seconds
-        self._seal_scheduled = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
+    def cost(self) -> CostModel:
+        """What batches cost on the first rung."""
+        return self.ladder.lanes[0].cost
+
+    @property
     def queued_tiles(self) -> int:
-        """Tiles that wait for the engine."""
-        return self._queued_tiles
+        """Tiles that wait for an engine."""
+        return sum(lane.queues.tiles for lane in self.ladder.lanes)
 
     def wait_s(self) -> float:
         """Predicted seconds until a job that came now would start."""
-        wait = self.cost.drain_s(self._queued_tiles)
-        if self._running is not None:
-            started, predicted = self._running
-            elapsed = self._clock() - started
-            # an engine past its time is taken to need as long again
-            wait += predicted - elapsed if elapsed < predicted else elapsed
-        return wait
+        return self.ladder.wait_s()
+
+    def add_rung(self, rung: Rung) -> None:
+        """Use one more rung; from any thread. It learns its cost from its first batches."""
+        self.ladder.add(self._lane(rung, breaker=self._breaker()))
 
     def check(self, tiles: int, deadline_s: float) -> None:
-        """Raise Overloaded where a job of so many tiles could not be scored in time."""
-        wait = self.wait_s()
-        left = deadline_s - self._clock()
-        if wait > self._max_queue_s or (wait > 0 and wait + self.cost.predict_s(tiles) > left):
-            raise Overloaded(f"the queue needs {wait * 1e3:.0f} ms", retry_after_s=max(1.0, wait))
+        """Raise Overloaded where no rung could score a job of so many tiles in time.
+
+        Raises BackendRecoverable where no rung takes jobs at all.
+        """
+        self.ladder.choose(tiles, deadline_s - self._clock())
 
     def submit(
         self, person: Person, slate: Slate, *, deadline_s: float, priority: Priority
     ) -> asyncio.Future[JobScores]:
-        """Queue a whole slate; raises Overloaded.
+        """Queue a whole slate; raises what `check` raises.
 
         The future may raise DeadlineExceeded or BackendFault. Cancelling it takes the job
         out of the queue.
         """
         tiles = slate.tiles(self._tile_width)
-        self.check(tiles, deadline_s)
+        lane = self.ladder.choose(tiles, deadline_s - self._clock())
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         future: asyncio.Future[JobScores] = self._loop.create_future()
-        job = Job(person, slate, tiles, deadline_s, future, self._clock())
-        self._queues[priority].append(job)
-        self._queued_tiles += tiles
-        if self._running is None and not self._seal_scheduled:
+        job = Job(person, slate, tiles, deadline_s, priority, future, self._clock())
+        lane.breaker.allow()
+        lane.queues.put(job)
+        if not lane.full and not lane.seal_scheduled:
             # jobs that arrive in this turn of the loop share the batch
-            self._seal_scheduled = True
-            self._loop.call_soon(self._seal)
+            lane.seal_scheduled = True
+            self._loop.call_soon(self._seal, lane)
         return future
 
-    def _seal(self) -> None:
-        self._seal_scheduled = False
-        if self._running is not None:
-            return
-        jobs = self._take()
-        if not jobs:
-            return
-        tiles = sum(job.tiles for job in jobs)
-        sealed_s = self._clock()
-        try:
-            batch, unknown = self._encode([job.person for job in jobs], [job.slate for job in jobs])
-        except Exception as error:  # noqa: BLE001  the batch loop's boundary: one batch fails
-            self._fail(jobs, error)
-            self._seal()
-            return
-        self._running = sealed_s, self.cost.predict_s(tiles)
+    def _seal(self, lane: Lane) -> None:
+        lane.seal_scheduled = False
+        while not lane.full and (jobs := self._take(lane)):
+            tiles = sum(job.tiles for job in jobs)
+            flight = Flight(jobs, tiles, self._clock(), lane.cost.predict_s(tiles))
+            try:
+                batch, unknown = self._encode(
+                    [job.person for job in jobs], [job.slate for job in jobs]
+                )
+            except Exception as error:  # noqa: BLE001  the batch loop's boundary: one batch fails
+                _fail(jobs, error)
+                continue
+            lane.flights.append(flight)
+            self._watch(lane)
+            self._hand_over(lane, flight, batch, unknown)
+
+    def _take(self, lane: Lane) -> list[Job]:
+        def still_wanted(job: Job, alone: bool) -> bool:  # noqa: FBT001  a callback's arguments
+            if job.future.done():  # the caller left, or its deadline passed
+                return False
+            cost_s = 0.0 if alone else lane.cost.predict_s(job.tiles)
+            if self._clock() + cost_s > job.deadline_s:
+                job.future.set_exception(DeadlineExceeded("the deadline came in the queue"))
+                return False
+            return True
+
+        return lane.queues.take(still_wanted)
+
+    def _hand_over(self, lane: Lane, flight: Flight, batch: Batch, unknown: Int64Array) -> None:
         loop = self._loop
         assert loop is not None
 
         def done(result: Scored | BackendFault) -> None:
-            loop.call_soon_threadsafe(self._finish, jobs, unknown, sealed_s, result)
+            flight.landed = True
+            if not loop.is_closed():  # a hanging engine may outlive the loop
+                loop.call_soon_threadsafe(self._finish, lane, flight, unknown, result)
 
-        self._executor.submit(batch, done)
+        lane.rung.submit(batch, done)
 
-    def _take(self) -> list[Job]:
-        """The jobs of the next batch: the highest waiting priority, oldest first."""
-        jobs: list[Job] = []
-        for priority in _PRIORITIES:
-            queue = self._queues[priority]
-            room = self._max_tiles if priority == "interactive" else self._max_low_tiles
-            while queue and len(jobs) < self._max_users:
-                job = queue[0]
-                if jobs and job.tiles > room:
-                    break
-                queue.popleft()
-                self._queued_tiles -= job.tiles
-                if self._still_wanted(job, alone=not jobs):
-                    jobs.append(job)
-                    room -= job.tiles
-            if jobs:
-                break
-        return jobs
+    def _watch(self, lane: Lane) -> None:
+        """Set a timer on the batch that the rung works on now."""
+        if not lane.flights or lane.flights[0].timer is not None:
+            return
+        assert self._loop is not None
+        flight = lane.flights[0]
+        flight.started_s = self._clock()
+        limit_s = lane.limit_s(flight, self._stall_s, last=self.ladder.alone(lane))
+        flight.timer = self._loop.call_later(limit_s, self._abandon, lane, flight)
 
-    def _still_wanted(self, job: Job, *, alone: bool) -> bool:
-        if job.future.done():  # the caller left, or its deadline passed
-            return False
-        # the first job of a batch runs whatever is predicted, so that a prediction
-        # which a stall has spoilt is corrected by the next measurement
-        cost_s = 0.0 if alone else self.cost.predict_s(job.tiles)
-        if self._clock() + cost_s > job.deadline_s:
-            job.future.set_exception(DeadlineExceeded("the deadline came in the queue"))
-            return False
-        return True
+    def _abandon(self, lane: Lane, head: Flight) -> None:
+        """Give the jobs of a hanging rung away, and keep it out until its thread comes back."""
+        if head.landed:  # it was the loop that hung
+            return
+        lane.stuck_s = self._clock()
+        lane.breaker.trip()
+        _log.error("rung hangs", extra={"rung": lane.kind})
+        jobs = [job for flight in lane.flights for job in flight.jobs]
+        for flight in lane.flights:
+            flight.abandoned = True
+        lane.flights.clear()
+        self._retry(lane, jobs, BackendRecoverable(f"{lane.kind} does not answer"))
+        self._evacuate(lane)
 
     def _finish(
-        self, jobs: list[Job], unknown: Int64Array, sealed_s: float, result: Scored | BackendFault
+        self, lane: Lane, flight: Flight, unknown: Int64Array, result: Scored | BackendFault
     ) -> None:
-        self._running = None
-        self._seal()  # first of all, keep the engine busy
-        tiles = sum(job.tiles for job in jobs)
-        if isinstance(result, BackendFault):
-            self._fail(jobs, result)
-            self._tell(self._report_of(jobs, sealed_s, self._clock() - sealed_s))
+        if isinstance(result, BackendLost):
+            self._lose(lane, result)
+        if flight.abandoned:
+            lane.stuck_s = None
             return
-        self.cost.learn(tiles, result.seconds)
+        if flight.timer is not None:
+            flight.timer.cancel()
+        lane.flights.remove(flight)
+        self._watch(lane)
+        if isinstance(result, BackendFault):
+            self._step_down(lane, flight, result)
+            return
+        if lane.breaker.state != "closed":
+            _log.warning("rung is back", extra={"rung": lane.kind})
+        lane.breaker.succeeded()
+        self._seal(lane)  # first of all, keep the engine busy
+        lane.cost.learn(flight.tiles, result.seconds)
+        self._answer(flight.jobs, unknown, result, rung=self.ladder.place(lane))
+
+    def _answer(self, jobs: list[Job], unknown: Int64Array, result: Scored, *, rung: int) -> None:
         scores = blend(result.logits, self._output)  # [tiles, T]
         first = scores[: jobs[0].tiles].ravel()[: len(jobs[0].slate.ids)]
         report = self._report_of(
@@ -233,7 +226,7 @@ class MicroBatcher:
                         missing,
                         result.backend,
                         result.precision,
-                        result.rung,
+                        rung,
                         result.started_s - job.queued_s,
                         result.seconds,
                         report,
@@ -270,11 +263,48 @@ class MicroBatcher:
         assert self._loop is not None
         self._loop.call_soon(self._report, report)
 
-    @staticmethod
-    def _fail(jobs: list[Job], error: Exception) -> None:
-        """Fail a batch as one; each caller gets an exception of its own."""
-        for job in jobs:
-            if not job.future.done():
-                fault = BackendRecoverable(f"{type(error).__name__}: {error}")
-                fault.__cause__ = error
-                job.future.set_exception(fault)
+    def _lose(self, lane: Lane, fault: BackendLost) -> None:
+        if lane.lost_s is None:
+            lane.lost_s = self._clock()
+            _log.critical("rung is lost", extra={"rung": lane.kind, "reason": str(fault)})
+
+    def _step_down(self, lane: Lane, flight: Flight, fault: BackendFault) -> None:
+        lane.breaker.failed()
+        seconds = self._clock() - flight.started_s
+        self._tell(self._report_of(flight.jobs, flight.started_s, seconds))
+        _log.warning("batch failed", extra={"rung": lane.kind, "reason": str(fault)})
+        self._retry(lane, flight.jobs, fault)
+        if lane.usable():
+            self._seal(lane)
+        else:
+            self._evacuate(lane)
+
+    def _retry(self, lane: Lane, jobs: list[Job], fault: BackendFault) -> None:
+        """Queue jobs that a rung failed on another one, once; fail the rest as one."""
+        fresh = [job for job in jobs if not job.retried]
+        _fail([job for job in jobs if job.retried], fault)
+        for job in fresh:
+            job.retried = True
+        self._move(lane, fresh, fault)
+
+    def _evacuate(self, lane: Lane) -> None:
+        """Move what waits for a rung that takes no more jobs."""
+        fault = BackendRecoverable(f"{lane.kind} takes no jobs now")
+        self._move(lane, lane.queues.take_all(), fault)
+
+    def _move(self, lane: Lane, jobs: list[Job], fault: BackendFault) -> None:
+        target = self.ladder.after(lane)
+        if target is None or not target.breaker.allow():
+            _fail(jobs, fault)
+            return
+        target.queues.put_back(jobs)
+        self._seal(target)
+
+
+def _fail(jobs: list[Job], error: Exception) -> None:
+    """Fail a batch as one; each caller gets an exception of its own."""
+    for job in jobs:
+        if not job.future.done():
+            fault = BackendRecoverable(f"{type(error).__name__}: {error}")
+            fault.__cause__ = error
+            job.future.set_exception(fault)

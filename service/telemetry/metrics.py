@@ -86,7 +86,7 @@ class Metrics:
             registry=self.registry,
         )
         self._batch_failures = Counter(
-            "ranker_batch_failures", "Batches that no engine scored", registry=self.registry
+            "ranker_batch_failures", "Batches that an engine failed", registry=self.registry
         )
         self._change_seconds = Histogram(
             "ranker_change_seconds",

@@ -15,6 +15,7 @@ from service.encoding.history import Person
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
 from service.encoding.slate import Slate
+from service.inference.backends.base import Backend
 from service.inference.batcher import BatchReport, MicroBatcher
 from service.inference.executor import Executor
 
@@ -51,6 +52,7 @@ class LoadedVersion:
         executor: Executor,
         max_queue_s: float,
         report: Callable[[BatchReport], None],
+        stall_s: float = 0.05,
     ) -> None:
         self.manifest = manifest
         self.tag = tag_of(manifest.version)
@@ -64,6 +66,7 @@ class LoadedVersion:
             tile_width=manifest.input.tile_width,
             limits=manifest.batch,
             max_queue_s=max_queue_s,
+            stall_s=stall_s,
             report=report,
         )
         self.leases = 0
@@ -89,6 +92,12 @@ class LoadedVersion:
     def version(self) -> str:
         """The version's word."""
         return self.manifest.version
+
+    def add_rung(self, backend: Backend) -> None:
+        """Serve with one more engine from now on; from any thread."""
+        rung = self.executor.add(backend)
+        if rung is not None:
+            self.batcher.add_rung(rung)
 
     @contextmanager
     def lease(self) -> Iterator[LoadedVersion]:

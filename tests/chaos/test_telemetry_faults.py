@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pydantic import SecretStr
 
 from service.app import Service
-from service.domain import BackendName, Float32Array
+from service.domain import BackendKind, BackendName, Float32Array
 from service.encoding.batch import Batch
 from service.errors import BackendRecoverable
 from service.inference.backends.base import Backend
@@ -35,8 +35,9 @@ ITEMS = [f"sku-{at:05d}" for at in range(20)]
 class Broken:
     """The real engine, but for what `before` does first."""
 
-    def __init__(self, engine: Backend, before: Callable[[], None]) -> None:
+    def __init__(self, engine: Backend, before: Callable[[], None], *, kind: BackendKind) -> None:
         self._engine = engine
+        self.kind: BackendKind = kind
         self._before = before
         self.name: BackendName = engine.name
         self.precision = engine.precision
@@ -69,9 +70,11 @@ class Observed:
     def break_engine(self, before: Callable[[], None], *, keep_behind: bool = False) -> None:
         primary = self.service.versions.primary
         assert primary is not None
-        (real,) = primary.executor.rungs
-        broken = Broken(real, before)
-        primary.executor.rungs = (broken, real) if keep_behind else (broken,)
+        rung = primary.executor.rungs[-1]
+        if keep_behind:
+            primary.add_rung(Broken(rung.backend, before, kind="onnx-cuda"))
+        else:
+            rung.backend = Broken(rung.backend, before, kind=rung.backend.kind)
 
     async def rank(self) -> dict[str, Any]:
         answer = await self.client.post("/rank", json={"user_id": "u1", "items": ITEMS})

@@ -42,7 +42,8 @@ class Spoilt:
     """A real engine, made slow or failing: the one seam where a fault is forced."""
 
     def __init__(self, engine: Backend, score: Score) -> None:
-        self.name, self.precision, self.close = engine.name, engine.precision, engine.close
+        self.name, self.kind, self.precision = engine.name, engine.kind, engine.precision
+        self.close = engine.close
         self._engine = engine
         self._score = score
 
@@ -100,8 +101,8 @@ class Rig:
     def _open(self, bundle: Bundle) -> LoadedVersion:
         version = open_version(bundle, threads=1, max_queue_s=10, samples=self.traffic.samples)
         if self.spoil is not None and bundle.manifest.version != "v1":
-            executor = version.executor
-            executor.rungs = tuple(Spoilt(rung, self.spoil) for rung in executor.rungs)
+            for rung in version.executor.rungs:
+                rung.backend = Spoilt(rung.backend, self.spoil)
         return version
 
     async def rank(self) -> Ranking:

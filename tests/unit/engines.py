@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from service.domain import BackendName, Float32Array
+from service.domain import BackendKind, BackendName, Float32Array
 from service.encoding.batch import Batch
 from service.encoding.items import ITEM1
 
@@ -24,8 +24,14 @@ class ScriptedEngine:
     name: BackendName = "onnxruntime"
     precision = "fp32"
 
-    def __init__(self, answer: Callable[[Batch], Float32Array] = echo) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Batch], Float32Array] = echo,
+        *,
+        kind: BackendKind = "onnx-cpu",
+    ) -> None:
         self.answer = answer
+        self.kind: BackendKind = kind
         self.tiles: list[int] = []
         self.open = threading.Event()
         self.open.set()

@@ -1,6 +1,6 @@
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from service.encoding.items import CANDIDATE_WIDTH, ITEM1
 from service.encoding.slate import Slate
 from service.errors import BackendRecoverable, DeadlineExceeded, Overloaded
 from service.inference.batcher import BatchReport, JobScores, MicroBatcher
+from service.inference.breaker import RatioBreaker
 from service.inference.executor import Executor
 from tests.unit.engines import ScriptedEngine, echo
 
@@ -52,7 +53,14 @@ def encode(people: Sequence[Person], slates: Sequence[Slate]) -> tuple[Batch, In
 
 
 class Rig:
-    def __init__(self, executor: Executor, limits: BatchSpec) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        limits: BatchSpec,
+        *,
+        stall_s: float = 0.1,
+        breaker: Callable[[], RatioBreaker] = RatioBreaker,
+    ) -> None:
         self.reports: list[BatchReport] = []
         self.batcher = MicroBatcher(
             executor=executor,
@@ -61,6 +69,8 @@ class Rig:
             tile_width=T,
             limits=limits,
             max_queue_s=5.0,
+            stall_s=stall_s,
+            breaker=breaker,
             report=self.reports.append,
         )
 

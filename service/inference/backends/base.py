@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from service.domain import BackendName, Float32Array
+from service.domain import BackendKind, BackendName, Float32Array
 from service.encoding.batch import Batch
 
 
@@ -14,6 +14,11 @@ class Backend(Protocol):
     @property
     def name(self) -> BackendName:
         """The word for this engine in answers."""
+        ...
+
+    @property
+    def kind(self) -> BackendKind:
+        """The word for this engine in settings and on the admin routes."""
         ...
 
     @property

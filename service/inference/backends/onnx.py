@@ -1,17 +1,23 @@
-"""ONNX Runtime on the CPU; the only importer of onnxruntime."""
+"""ONNX Runtime, on the CPU and on a CUDA device; the only importer of onnxruntime."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import msgspec
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from service.domain import BackendName, Float32Array
+from service.bundle import BatchSpec, InputSpec
+from service.domain import BackendKind, BackendName, Float32Array
 from service.encoding.batch import Batch
 from service.errors import BackendRecoverable, ManifestFault
+from service.inference.backends import buckets, cuda
 
-PROVIDER = "CPUExecutionProvider"
+_CAPTURE_RUNS = 3
+"""A bucket is run plainly twice before it is captured."""
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 # onnxruntime's exceptions share no base class of their own
 _ORT_ERRORS: tuple[type[Exception], ...] = (
@@ -25,41 +31,47 @@ _ORT_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
+def _options(threads: int) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    # an idle engine that spins takes its core from the event loop
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    options.log_severity_level = 3
+    return options
+
+
+def _session(graph: bytes, options: Any, provider: str, settings: dict[str, str]) -> Any:
+    """A session that runs on this provider and no other; raises ManifestFault."""
+    try:
+        session = ort.InferenceSession(graph, options, providers=[(provider, settings)])
+    except _ORT_ERRORS as error:
+        raise ManifestFault(f"ONNX Runtime refuses the graph: {error}") from error
+    if session.get_providers()[0] != provider:
+        raise ManifestFault(f"ONNX Runtime runs on {session.get_providers()}")
+    floats = {"hist_mask"}
+    found = {entry.name: entry.type for entry in session.get_inputs()}
+    wanted = {
+        name: "tensor(float)" if name in floats else "tensor(int32)"
+        for name in Batch.__struct_fields__
+    }
+    if found != wanted:
+        raise ManifestFault(f"the graph's inputs are {found}, not {wanted}")
+    return session
+
+
 class OnnxCpu:
     """One single-threaded session by default: a second thread gains little and doubles CPU."""
 
     name: BackendName = "onnxruntime"
+    kind: BackendKind = "onnx-cpu"
 
     def __init__(self, graph: bytes, *, precision: str, threads: int = 1) -> None:
         """Load a verified graph; raises ManifestFault if it is not one that we can feed."""
         self.precision = precision
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-        # an idle engine that spins takes its core from the event loop
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.set_denormal_as_zero", "1")
-        options.log_severity_level = 3
-        try:
-            session = ort.InferenceSession(graph, options, providers=[PROVIDER])
-        except _ORT_ERRORS as error:
-            raise ManifestFault(f"ONNX Runtime refuses the graph: {error}") from error
-        if session.get_providers() != [PROVIDER]:
-            raise ManifestFault(f"ONNX Runtime runs on {session.get_providers()}")
-        self._check_inputs(session)
-        self._session: Any = session
-
-    @staticmethod
-    def _check_inputs(session: Any) -> None:
-        found = {entry.name: entry.type for entry in session.get_inputs()}
-        floats = {"hist_mask"}
-        wanted = {
-            name: "tensor(float)" if name in floats else "tensor(int32)"
-            for name in Batch.__struct_fields__
-        }
-        if found != wanted:
-            raise ManifestFault(f"the graph's inputs are {found}, not {wanted}")
+        self._session: Any = _session(graph, _options(threads), CPU, {})
 
     def score(self, batch: Batch) -> Float32Array:
         """Logits [N, T, 2]; any failure of the session fails this batch alone."""
@@ -74,3 +86,118 @@ class OnnxCpu:
     def close(self) -> None:
         """Drop the session and its arena."""
         self._session = None
+
+
+def check_device() -> None:
+    """Raise Unavailable where ONNX Runtime could not use a CUDA device."""
+    if CUDA not in ort.get_available_providers():
+        raise cuda.Unavailable("this onnxruntime has no CUDA provider")
+    cuda.probe()
+
+
+_device_lock = threading.RLock()
+"""Held by whoever calls CUDA through a session: while one session captures its launches, an
+allocation by another one fails, whatever thread it is in."""
+
+
+class _Slot(msgspec.Struct):
+    """A bucket's memory, bound to the session once and for all."""
+
+    inputs: cuda.Slab
+    outputs: cuda.Slab
+    binding: Any
+    options: Any
+
+
+class OnnxCuda:
+    """A session on a CUDA device: fixed buckets, pinned buffers, and a CUDA graph for each.
+
+    ONNX Runtime runs a bucket plainly at first, captures it, and replays it from then on.
+    """
+
+    name: BackendName = "onnxruntime"
+    kind: BackendKind = "onnx-cuda"
+
+    def __init__(
+        self,
+        graph: bytes,
+        *,
+        precision: str,
+        spec: InputSpec,
+        limits: BatchSpec,
+        graphs: bool = True,
+    ) -> None:
+        """Load a verified graph; raises Unavailable without a device, ManifestFault."""
+        check_device()
+        ort.preload_dlls()
+        self.precision = precision
+        self._spec = spec
+        self._buckets = buckets.Buckets(limits)
+        self.graphs = graphs
+        """Whether launches are captured; try it in a side process first, as it may abort."""
+        self._slots: dict[buckets.Bucket, _Slot] = {}
+        self._stream = cuda.Stream()
+        options = _options(threads=1)
+        # an operator without a CUDA kernel must be an error, not a silent detour
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        settings = {
+            "device_id": "0",
+            "user_compute_stream": str(int(self._stream.handle)),
+            "arena_extend_strategy": "kSameAsRequested",
+            "use_tf32": "0",
+            "enable_cuda_graph": str(int(graphs)),
+        }
+        with _device_lock:
+            self._session: Any = _session(graph, options, CUDA, settings)
+
+    def score(self, batch: Batch) -> Float32Array:
+        """Logits [N, T, 2]; a fatal CUDA error raises BackendLost."""
+        bucket = self._buckets.of(batch)
+        with _device_lock:
+            slot = self._slots.get(bucket) or self._slot(bucket)
+            buckets.fill(slot.inputs.arrays, batch)
+            slot.inputs.upload(self._stream)
+            try:
+                self._session.run_with_iobinding(slot.binding, slot.options)
+            except _ORT_ERRORS as error:
+                raise cuda.fault_in(str(error), "ONNX Runtime") from error
+            slot.outputs.download(self._stream)
+            self._stream.wait()
+        return buckets.take(slot.outputs.arrays, batch)
+
+    def capture(self) -> None:
+        """Run every bucket until it is captured; raises BackendFault."""
+        for bucket in self._buckets.pairs:
+            batch = Batch(**buckets.zeros(buckets.input_layout(bucket, self._spec)))
+            for _ in range(_CAPTURE_RUNS):
+                self.score(batch)
+
+    def _slot(self, bucket: buckets.Bucket) -> _Slot:
+        reading = buckets.input_layout(bucket, self._spec)
+        writing = buckets.output_layout(bucket, self._spec)
+        slot = _Slot(
+            cuda.Slab(reading), cuda.Slab(writing), self._session.io_binding(), ort.RunOptions()
+        )
+        for name, (shape, dtype) in reading.items():
+            at = slot.inputs.addresses[name]
+            slot.binding.bind_input(name, "cuda", 0, dtype.type, list(shape), at)
+        for name, (shape, dtype) in writing.items():
+            at = slot.outputs.addresses[name]
+            slot.binding.bind_output(name, "cuda", 0, dtype.type, list(shape), at)
+        # we wait for the stream ourselves, once, after the copy back
+        slot.options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        serial = len(self._slots) + 1 if self.graphs else -1
+        slot.options.add_run_config_entry("gpu_graph_id", str(serial))
+        self._slots[bucket] = slot
+        return slot
+
+    def close(self) -> None:
+        """Free the graphs, then the buffers, then the stream."""
+        with _device_lock:
+            self._session = None
+            for slot in self._slots.values():
+                slot.binding = None
+                slot.inputs.close()
+                slot.outputs.close()
+            self._slots.clear()
+            self._stream.close()

@@ -35,7 +35,7 @@ def with_more(log: Log, slate: Shown, at_ms: int) -> Log:
 
 
 def joined(frame: pl.DataFrame, more: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
-    rows = pl.concat([frame, more.select(*schema).cast(dict(schema))])
+    rows = pl.concat([frame, more.select(*schema).cast(schema)])
     return rows.sort("at_ms", maintain_order=True)
 
 

@@ -28,7 +28,7 @@ def test_auc_is_the_share_of_pairs_in_the_right_order(rows: list[tuple[int, bool
 def test_a_weight_of_two_counts_like_two_rows(rows: list[tuple[int, bool]]) -> None:
     scores = np.array([score for score, _ in rows], float)
     labels = np.array([label for _, label in rows], float)
-    weights = 1.0 + np.arange(len(rows)) % 2
+    weights = np.array([1.0 + at % 2 for at in range(len(rows))])
     twice = np.repeat(np.arange(len(rows)), weights.astype(int))
     assert auc(scores, labels, weights) == pytest.approx(
         auc(scores[twice], labels[twice]), nan_ok=True

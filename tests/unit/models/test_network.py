@@ -67,9 +67,12 @@ def test_a_score_does_not_depend_on_what_shares_the_batch(preset: Preset) -> Non
         for user in range(4):
             tiles = batch.tile_user == user
             alone = Inputs(
-                *(array[user : user + 1] for array in batch[:4]),
-                batch.cand_ids[tiles].flip(1),
-                torch.zeros(2, dtype=torch.int32),
+                hist_ids=batch.hist_ids[user : user + 1],
+                hist_age=batch.hist_age[user : user + 1],
+                hist_mask=batch.hist_mask[user : user + 1],
+                ctx_ids=batch.ctx_ids[user : user + 1],
+                cand_ids=batch.cand_ids[tiles].flip(1),
+                tile_user=torch.zeros(2, dtype=torch.int32),
             )
             np.testing.assert_allclose(network(alone).flip(1), together[tiles], atol=1e-5)
 
@@ -84,7 +87,7 @@ def test_the_position_bias_is_not_exported() -> None:
     network = trained_looking(FOLDED)
     before = to_onnx(network)
     with torch.no_grad():
-        network.position += 3.0
+        network.position.add_(3.0)
     assert to_onnx(network) == before
 
 

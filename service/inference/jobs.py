@@ -1,0 +1,119 @@
+"""Jobs: requests that wait for an engine, and the queues in which they wait. Runs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from service.bundle import BatchSpec
+from service.domain import BackendName, Priority
+from service.encoding.history import Person
+from service.encoding.slate import Slate
+
+_PRIORITIES: tuple[Priority, ...] = ("interactive", "batch", "shadow")
+
+
+class BatchReport(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What one batch was on one rung, for telemetry; told apart by identity."""
+
+    requests: int
+    tiles: int
+    candidates: int
+    slots: int
+    """Places for candidates in the tiles; those that no candidate takes are padding."""
+    started_s: float
+    """When the engine began, on the monotonic clock."""
+    seconds: float
+    backend: BackendName | None = None
+    """None where the rung failed it."""
+    precision: str = ""
+    scores: NDArray[np.float64] | None = None  # [candidates] of the first request alone
+
+
+class JobScores(msgspec.Struct, frozen=True):
+    """One job's share of a scored batch."""
+
+    scores: NDArray[np.float64]  # [candidates]
+    unknown: int
+    """Candidates that the item table does not hold."""
+    backend: BackendName
+    precision: str
+    rung: int
+    """0 for the first choice; more means that a fallback answered."""
+    queue_s: float
+    inference_s: float
+    batch: BatchReport
+
+
+class Job(msgspec.Struct, eq=False):
+    """One request, waiting for an engine."""
+
+    person: Person
+    slate: Slate
+    tiles: int
+    deadline_s: float
+    """On the monotonic clock."""
+    priority: Priority
+    future: asyncio.Future[JobScores]
+    queued_s: float
+    retried: bool = False
+    """True once a rung has failed it."""
+
+
+class JobQueues:
+    """One queue a priority."""
+
+    def __init__(self, limits: BatchSpec) -> None:
+        self.tiles = 0
+        """Tiles that wait."""
+        self._queues: dict[Priority, deque[Job]] = {word: deque() for word in _PRIORITIES}
+        self._max_users = limits.max_users
+        self._max_tiles = limits.tile_buckets[-1]
+        # a batch of lower priority stays small: an interactive job may have to wait for it
+        self._max_low_tiles = max(1, self._max_tiles // 4)
+
+    def put(self, job: Job) -> None:
+        """Queue a job behind the others of its priority."""
+        self._queues[job.priority].append(job)
+        self.tiles += job.tiles
+
+    def put_back(self, jobs: Iterable[Job]) -> None:
+        """Queue jobs before all others of their priority, in the order given."""
+        for job in reversed(list(jobs)):
+            self._queues[job.priority].appendleft(job)
+            self.tiles += job.tiles
+
+    def take_all(self) -> list[Job]:
+        """Empty the queues."""
+        jobs = [job for queue in self._queues.values() for job in queue]
+        for queue in self._queues.values():
+            queue.clear()
+        self.tiles = 0
+        return jobs
+
+    def take(self, still_wanted: Callable[[Job, bool], bool]) -> list[Job]:
+        """The jobs of the next batch: the highest waiting priority, oldest first.
+
+        `still_wanted` is asked about each job, and whether it would be the first.
+        """
+        jobs: list[Job] = []
+        for priority in _PRIORITIES:
+            queue = self._queues[priority]
+            room = self._max_tiles if priority == "interactive" else self._max_low_tiles
+            while queue and len(jobs) < self._max_users:
+                job = queue[0]
+                if jobs and job.tiles > room:
+                    break
+                queue.popleft()
+                self.tiles -= job.tiles
+                if still_wanted(job, not jobs):
+                    jobs.append(job)
+                    room -= job.tiles
+            if jobs:
+                break
+        return jobs
