@@ -110,6 +110,24 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )
+    access_log: bool = Field(default=False, description="a log line for every request")
+    slow_ms: float = Field(50, gt=0, description="a request that takes longer is slow")
+    notable_rps: float = Field(
+        20,
+        gt=0,
+        description="most slow, degraded and failed requests a second that are "
+        "traced and logged each for itself",
+    )
+    tracing: Literal["off", "otel", "datadog"] = Field("off", description="provider of spans")
+    trace_sample: float = Field(
+        0.01, ge=0, le=1, description="share of requests traced where the caller did not decide"
+    )
+    otlp_url: str = Field("http://127.0.0.1:4318", description="OTLP over HTTP, if tracing=otel")
+    agent_url: str = Field(
+        "http://127.0.0.1:8126", description="Datadog agent's trace port, if tracing=datadog"
+    )
+    service: str = Field("ranker", description="the tag `service` of spans and logs")
+    env: str = Field("dev", description="the tag `env` of spans and logs")
 
 
 def load(

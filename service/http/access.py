@@ -42,3 +42,14 @@ class Access:
             self._buckets[key] = tokens, now
             raise QuotaExceeded("this key's quota is used up", retry_after_s=(1 - tokens) / rps)
         self._buckets[key] = tokens - 1, now
+
+
+def check_token(given: str | None, token: str | None) -> None:
+    """Raise Unauthenticated or Forbidden; a wrong admin token takes as long as the right one."""
+    if token is None:
+        raise Forbidden("admin routes are off: no RANKER_ADMIN_TOKEN is set")
+    scheme, _, credentials = (given or "").partition(" ")
+    if scheme.lower() != "bearer" or not credentials:
+        raise Unauthenticated("an admin token is needed: Authorization: Bearer")
+    if not hmac.compare_digest(credentials.encode(), token.encode()):
+        raise Forbidden("the admin token is wrong")

@@ -19,6 +19,23 @@ from service.encoding.slate import Slate
 _PRIORITIES: tuple[Priority, ...] = ("interactive", "batch", "shadow")
 
 
+class BatchReport(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What one batch was on one rung, for telemetry; told apart by identity."""
+
+    requests: int
+    tiles: int
+    candidates: int
+    slots: int
+    """Places for candidates in the tiles; those that no candidate takes are padding."""
+    started_s: float
+    """When the engine began, on the monotonic clock."""
+    seconds: float
+    backend: BackendName | None = None
+    """None where the rung failed it."""
+    precision: str = ""
+    scores: NDArray[np.float64] | None = None  # [candidates] of the first request alone
+
+
 class JobScores(msgspec.Struct, frozen=True):
     """One job's share of a scored batch."""
 
@@ -31,6 +48,7 @@ class JobScores(msgspec.Struct, frozen=True):
     """0 for the first choice; more means that a fallback answered."""
     queue_s: float
     inference_s: float
+    batch: BatchReport
 
 
 class Job(msgspec.Struct, eq=False):

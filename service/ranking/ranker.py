@@ -148,7 +148,7 @@ class Ranker:
             )
         batcher.check(tiles, deadline.at_s, query.priority)
 
-        started = time.monotonic()
+        started = ranking.times.signals_at_s = time.monotonic()
         state = await self._fetch(request)
         ranking.times.signals_s = time.monotonic() - started
         _note_signals(ranking, state, now_ms)
@@ -167,6 +167,7 @@ class Ranker:
         ranking.times.queue_s = scored.queue_s
         ranking.times.inference_s = scored.inference_s
         ranking.backend, ranking.precision = scored.backend, scored.precision
+        ranking.batch = scored.batch
         if scored.unknown:
             ranking.degraded.append("unknown_items")
         if scored.rung:
