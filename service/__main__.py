@@ -70,7 +70,7 @@ def announcement(app: Service, url: str) -> list[str]:
     primary = app.versions.primary
     if primary is None:
         return [f"ranker at {url} is not ready: {app.versions.fault}"]
-    body = {"user_id": "u1", "items": list(primary.manifest.sample_items)}
+    body = {"user_id": "u1", "items": list(primary.manifest.sample_items[:5])}
     words = ["curl", "-s", f"{url}/rank", "-H", "content-type: application/json"]
     words += ["-d", json.dumps(body)]
     return [
