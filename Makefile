@@ -6,6 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint lock.
 RUN := $(VENV)/.installed-run
 LOAD := $(VENV)/.installed-load
 DEV := $(VENV)/.installed-dev
+AGENT := .venv-agent/bin/ddapm-test-agent
 
 .PHONY: help serve demo test lint bench lock clean
 help:  ## This list
@@ -17,7 +18,7 @@ serve: $(RUN)  ## Set up and serve on 127.0.0.1:8000, with a Valkey of its own
 demo: $(LOAD)  ## Three visitors, what they click, and how their slates move
 	@$(BIN)/python -m loadtests demo
 
-test: $(DEV) lint  ## Set up, check style, types and layers, and run the tests
+test: $(DEV) $(AGENT) lint  ## Set up, check style, types and layers, and run the tests
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
 
 lint: $(DEV)  ## Style, types and layers
@@ -31,7 +32,7 @@ bench: $(LOAD)  ## Capacity on one core, CPU a request, freshness
 
 COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --upgrade --no-emit-index-url \
   --no-header --no-annotate --python-version 3.11 --quiet
-EXTRAS := $(addprefix --extra ,cpu datadog load openvino rtx ship stores signed train dev)
+EXTRAS := $(addprefix --extra ,cpu datadog otel profile load openvino rtx ship stores signed train dev)
 lock: $(DEV)  ## Resolve the newest versions into lock.txt, for cpu and for gpu
 	$(BIN)/pip install --quiet uv
 	$(COMPILE) $(EXTRAS) > .lock-cpu
@@ -54,5 +55,11 @@ $(LOAD): $(RUN)
 
 $(DEV): $(RUN)
 	@echo "setting up what the tests need"
-	@$(PIP) --editable '.[cpu,datadog,load,openvino,rtx,ship,train,dev]'
+	@$(PIP) --editable '.[cpu,datadog,otel,profile,load,openvino,rtx,ship,train,dev]'
 	@touch $@
+
+# Datadog's test agent, whose needs are not ours, in an environment of its own
+$(AGENT):
+	@echo "setting up the agent that receives the tests' spans"
+	@$(PYTHON) -m venv .venv-agent
+	@.venv-agent/bin/pip install --quiet --disable-pip-version-check ddapm-test-agent==1.69.1

@@ -30,6 +30,7 @@ _COMMANDS = {
     "real-days": ("real_days", "the test days of a click log, live, against offline figures"),
     "swaps": ("swaps", "many swaps of this service under a steady load, judged"),
     "demo": ("demo", "three visitors of the shipped shop, and how their slates move"),
+    "telemetry": ("telemetry", "CPU that metrics and tracing cost a request"),
     "trivial": ("trivial", "a server that does nothing, to measure the generator"),
 }
 

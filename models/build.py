@@ -16,8 +16,9 @@ from models.log import Log, LogFault
 from models.network import Network
 from models.pack import Ingredients
 from models.presets import Preset
+from models.reference import reference_of
 from models.replay import mixed_slates
-from models.train import Recipe, fit
+from models.train import Recipe, fit, score
 from service.bundle import BatchSpec, OutputSpec
 from service.encoding.rows import RowSpace
 
@@ -122,6 +123,9 @@ def gather(log: Log, checkpoint: Checkpoint, *, command: str) -> Ingredients:
         metrics={
             "test": msgspec.to_builtins(report(log, checkpoint, slates, output)),
             "validation_by_epoch": checkpoint.epochs,
+            "reference": reference_of(
+                score(checkpoint.network, slates.encoded).numpy(), slates.encoded, output
+            ),
         },
         provenance={
             "command": command,

@@ -22,6 +22,7 @@ from service.settings import Settings, SettingsFault, load
 from service.signals.connect import check_url
 from service.signals.embedded import embedded_valkey
 from service.telemetry.log import start_logging
+from service.telemetry.providers import ProviderFault
 
 DEVICE_LOST = 75
 """The exit status of a process whose GPU is gone: start another one."""
@@ -69,7 +70,7 @@ def announcement(app: Service, url: str) -> list[str]:
     primary = app.versions.primary
     if primary is None:
         return [f"ranker at {url} is not ready: {app.versions.fault}"]
-    body = {"user_id": "u1", "items": list(primary.manifest.sample_items)}
+    body = {"user_id": "u1", "items": list(primary.manifest.sample_items[:5])}
     words = ["curl", "-s", f"{url}/rank", "-H", "content-type: application/json"]
     words += ["-d", json.dumps(body)]
     return [
@@ -104,7 +105,11 @@ def main() -> int:
     start_logging(settings.log_level)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with _with_store(settings) as complete:
-        app = Service(complete)
+        try:
+            app = Service(complete)
+        except ProviderFault as fault:
+            print(fault, file=sys.stderr)
+            return 2
         config = uvicorn.Config(
             app,
             host=complete.host,

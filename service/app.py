@@ -7,22 +7,24 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from service.http import openapi
 from service.http.access import Access
 from service.http.admin import admin_routes
 from service.http.asgi import Endpoint, Receive, Scope, Send, last_answer
+from service.http.profiling import profile_routes
 from service.http.routes import EventsEndpoint, RankEndpoint, forget_user
+from service.instruments import Instruments
 from service.ranking.admission import Admission
 from service.ranking.ranker import Ranker
-from service.replica import Replica, Watch
+from service.replica import Replica
 from service.settings import Settings
 from service.signals.breaker import Breaker
 from service.signals.connect import connect
 from service.signals.store import SignalStore
-from service.telemetry.metrics import Metrics
+from service.telemetry.profile import flame_graph
 from service.versions.items_feed import follow_items
 
 
@@ -37,10 +39,10 @@ class Service(FastAPI):
             lifespan=_lifespan,
         )
         self.settings = settings
-        self.metrics = Metrics()
-        self.replica = Replica(
-            settings, watch=Watch(batches_of=lambda _: self.metrics.record_batch)
-        )
+        self.instruments = Instruments(settings, version=self.version)
+        self.telemetry = self.instruments.telemetry
+        self.metrics = self.telemetry.metrics
+        self.replica = Replica(settings, watch=self.instruments.of_versions())
         self.versions = self.replica.versions
         self.loaded = self.replica.settled
         """Set once the first load has ended, well or not."""
@@ -52,6 +54,9 @@ class Service(FastAPI):
             [key.get_secret_value() for key in settings.api_keys], quota_rps=settings.quota_rps
         )
         self.signals = _signals(settings)
+        self.instruments.watch(
+            versions=self.versions, signals=self.signals, admission=self.admission
+        )
         ranker = Ranker(
             versions=self.versions,
             signals=self.signals,
@@ -63,7 +68,7 @@ class Service(FastAPI):
             "/rank": RankEndpoint(
                 ranker,
                 access=self.access,
-                record=self.metrics.record,
+                record=self.telemetry.record,
                 answered=self.replica.onlookers.answered,
                 max_body_bytes=settings.max_body_bytes,
                 timeout_s=settings.timeout_ms / 1e3,
@@ -71,7 +76,7 @@ class Service(FastAPI):
             "/v1/events": EventsEndpoint(
                 self.signals,
                 access=self.access,
-                record=self.metrics.record,
+                record=self.telemetry.record,
                 count=lambda result, count: self.metrics.events.labels(result).inc(count),
                 stored=self.replica.onlookers.stored,
                 max_body_bytes=settings.max_body_bytes,
@@ -125,7 +130,8 @@ async def _lifespan(app: Service) -> AsyncIterator[None]:
             )
         )
     try:
-        yield
+        async with app.instruments.running():
+            yield
     finally:
         if feeding is not None:
             feeding.cancel()
@@ -161,7 +167,7 @@ def _mount(app: Service) -> None:
         """Take clicks, dwell times and impressions."""
         return _Delegated(app._hot["/v1/events"])  # noqa: SLF001
 
-    @app.delete("/v1/users/{user_id}", openapi_extra=openapi.forget_operation())
+    @app.delete("/v1/users/{user_id:path}", openapi_extra=openapi.forget_operation())
     async def forget(user_id: str) -> Response:
         """Forget a user: signals, profile, and every local copy."""
 
@@ -194,9 +200,10 @@ def _mount(app: Service) -> None:
         return {"status": "not ready", "reason": reason}
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Prometheus text."""
-        return Response(app.metrics.expose(), media_type="text/plain; version=0.0.4")
+    async def metrics(request: Request) -> Response:
+        """Prometheus text, or OpenMetrics with exemplars for those who accept it."""
+        body, content_type = app.metrics.expose(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
 
     token = app.settings.admin_token
     app.include_router(
@@ -205,5 +212,8 @@ def _mount(app: Service) -> None:
             token=token.get_secret_value() if token else None,
             operation=openapi.act_operation(),
         )
+    )
+    app.include_router(
+        profile_routes(flame_graph, token=token.get_secret_value() if token else None)
     )
     openapi.publish_schemas(app, max_items=app.settings.max_items)

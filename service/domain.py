@@ -117,9 +117,37 @@ EMPTY_CONTEXT = Context()
 
 
 class StageTimes(msgspec.Struct):
-    """Durations of one request's stages, in seconds."""
+    """Durations of one request's stages, in seconds; each begins where the last one ended."""
 
     total_s: float = 0.0
     signals_s: float = 0.0
     queue_s: float = 0.0
     inference_s: float = 0.0
+    signals_at_s: float = 0.0
+    """When reading signals began, on the monotonic clock; 0 if it did not."""
+
+
+ChangeKind = Literal["swap", "rollout", "rollback", "fallback", "backend"]
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of what serves, done or refused, for telemetry."""
+
+    kind: ChangeKind
+    role: str = "primary"
+    """That the version was to take."""
+    model_name: str
+    model_version: str
+    done: bool
+    started_s: float
+    """On the monotonic clock."""
+    ended_s: float
+    reason: str = ""
+    """Why it was made, or why it was refused."""
+    backend: BackendName | None = None
+    precision: str = ""
+
+
+def user_key(user_id: str | None, session_id: str | None) -> str:
+    """Under which name signals are kept: a session can never pass for a user."""
+    return user_id if user_id is not None else f"session:{session_id}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import socket
@@ -32,6 +31,7 @@ from service.versions.traffic import Traffic
 
 _log = logging.getLogger("ranker.swap")
 _FLEET_TIMEOUT_S = 1.0
+_CANCEL_AGAIN_S = 0.2
 
 
 def log_swap(report: SwapReport) -> None:
@@ -116,9 +116,10 @@ class Replica:
     async def close(self) -> None:
         """Leave the fleet and free everything."""
         if self._following is not None:
-            self._following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._following
+            # a Redis client may take a cancellation for its own time-out, so once is not enough
+            while not self._following.done():
+                self._following.cancel()
+                await asyncio.wait([self._following], timeout=_CANCEL_AGAIN_S)
         await self.follower.close()
         if self._redis is not None:
             await disconnect(self._redis)

@@ -27,7 +27,7 @@ class SettingsFault(RankerError):
 class Settings(BaseModel):
     """Everything an operator may set; what belongs to a model is in its manifest."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65_535, description="port to listen on; 0 picks a free one")
@@ -81,7 +81,9 @@ class Settings(BaseModel):
     timeout_ms: float = Field(100, gt=2, le=60_000, description="deadline if a request names none")
     signals_budget_ms: float = Field(10, gt=0, description="most time to wait for signals")
     signals_keep: int = Field(50, ge=1, le=1_000, description="signals kept a user")
-    signals_ttl_days: float = Field(30, gt=0, description="when an idle user's signals expire")
+    signals_ttl_days: float = Field(
+        30, ge=0.001, le=36_500, description="when an idle user's signals expire"
+    )
     signals_local_mb: float = Field(64, ge=0, description="memory for last-known signals")
     redis_timeout_ms: float = Field(250, gt=0, description="socket time-out of the signal store")
     redis_connections: int = Field(8, ge=6, description="most connections to the signal store")
@@ -108,6 +110,24 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )
+    access_log: bool = Field(default=False, description="a log line for every request")
+    slow_ms: float = Field(50, gt=0, description="a request that takes longer is slow")
+    notable_rps: float = Field(
+        20,
+        gt=0,
+        description="most slow, degraded and failed requests a second that are "
+        "traced and logged each for itself",
+    )
+    tracing: Literal["off", "otel", "datadog"] = Field("off", description="provider of spans")
+    trace_sample: float = Field(
+        0.01, ge=0, le=1, description="share of requests traced where the caller did not decide"
+    )
+    otlp_url: str = Field("http://127.0.0.1:4318", description="OTLP over HTTP, if tracing=otel")
+    agent_url: str = Field(
+        "http://127.0.0.1:8126", description="Datadog agent's trace port, if tracing=datadog"
+    )
+    service: str = Field("ranker", description="the tag `service` of spans and logs")
+    env: str = Field("dev", description="the tag `env` of spans and logs")
 
 
 def load(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, repeat
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from service.domain import Float32Array, Int32Array, Int64Array, ItemFeatures
 from service.encoding import items as i
 from service.encoding import rows as r
 from service.encoding.items import CANDIDATE_WIDTH, ItemTable
-from service.encoding.rows import RowSpace
+from service.encoding.rows import UNKNOWN_ROW, RowSpace
 
 
 class Slate(msgspec.Struct, frozen=True):
@@ -52,12 +52,11 @@ def encode_slates(slates: Sequence[Slate], *, table: ItemTable, space: RowSpace)
     rows[:, i.ITEM_AGE] = r.item_age_rows(now[slate_of] - table.created_ms.take(found))
     rows[:, i.CTR] = table.ctr[column[slate_of], found]
     rows[:, i.SURFACE] = surface[slate_of]
-    start = 0
-    for slate in slates:
-        for at, given in enumerate(slate.features or (), start):
-            if given is not None:
-                _override(rows[at], given, int(found[at]), slate.now_ms, table, space)
-        start += len(slate.ids)
+    given = list(
+        chain.from_iterable(slate.features or repeat(None, len(slate.ids)) for slate in slates)
+    )
+    if any(given):
+        _override(rows, given, found, now[slate_of], table, space)
     padded = np.zeros((int(tiles.sum()) * width, CANDIDATE_WIDTH), np.int32)
     shift = (tiles.cumsum() - tiles) * width - (counts.cumsum() - counts)
     padded[np.arange(len(rows)) + shift[slate_of]] = rows
@@ -68,33 +67,45 @@ def encode_slates(slates: Sequence[Slate], *, table: ItemTable, space: RowSpace)
     )
 
 
-def _override(  # noqa: PLR0917  a private step of the loop above
-    row: Int32Array,
-    given: ItemFeatures,
-    position: int,
-    now_ms: int,
+def _override(  # noqa: PLR0917  a private step of the function above
+    rows: Int32Array,
+    given: Sequence[ItemFeatures | None],
+    found: Int64Array,
+    now: Int64Array,
     table: ItemTable,
     space: RowSpace,
 ) -> None:
-    if given.surface is not None:
-        row[i.SURFACE] = space.word_row("surface", given.surface)
-        row[i.CTR] = table.ctr[table.ctr_column(given.surface), position]
-    if given.category is not None:
-        row[i.CATEGORY] = space.word_row("category", given.category)
-    if given.author is not None:
-        row[i.AUTHOR] = space.word_row("author", given.author)
-    if given.created_ms is not None:
-        row[i.ITEM_AGE] = r.item_age_rows(np.array([now_ms - given.created_ms]))[0]
-    if given.popularity is not None:
-        row[i.POPULARITY] = _bucket("popularity", r.POPULARITY_EDGES, given.popularity)
-    if given.ctr is not None:
-        row[i.CTR] = _bucket("ctr", r.CTR_EDGES, given.ctr)
-    if given.duration_s is not None:
-        row[i.DURATION] = _bucket("duration", r.DURATION_EDGES_S, given.duration_s)
+    """Write the features that requests gave over what the table knows, column by column."""
+    at = np.array([place for place, features in enumerate(given) if features is not None])
+    some = [features for features in given if features is not None]
 
+    def put(column: int, values: Int32Array, present: NDArray[np.bool_]) -> None:
+        rows[at[present], column] = values[present]
 
-def _bucket(block: str, edges: NDArray[np.float64], value: float) -> int:
-    return int(r.bucket_rows(block, edges, np.array([value]))[0])
+    def words(name: str) -> tuple[Int32Array, NDArray[np.bool_]]:
+        values = [getattr(features, name) for features in some]
+        read = [UNKNOWN_ROW if value is None else space.word_row(name, value) for value in values]
+        return np.array(read, np.int32), np.array([value is not None for value in values])
+
+    def numbers(name: str) -> NDArray[np.float64]:
+        return np.array([getattr(features, name) for features in some], np.float64)  # None is NaN
+
+    for column, name in ((i.CATEGORY, "category"), (i.AUTHOR, "author"), (i.SURFACE, "surface")):
+        put(column, *words(name))
+    shown = np.array([features.surface is not None for features in some])
+    ctr_rows = np.array([table.ctr_column(features.surface or "") for features in some])
+    put(i.CTR, table.ctr[ctr_rows, found[at]], shown)
+    created = numbers("created_ms")
+    born = np.where(np.isnan(created), 0, created).astype(np.int64)
+    put(i.ITEM_AGE, r.item_age_rows(now[at] - born), ~np.isnan(created))
+    for column, name, edges in (
+        (i.POPULARITY, "popularity", r.POPULARITY_EDGES),
+        (i.CTR, "ctr", r.CTR_EDGES),
+    ):
+        values = numbers(name)
+        put(column, r.bucket_rows(name, edges, values), ~np.isnan(values))
+    seconds = numbers("duration_s")
+    put(i.DURATION, r.bucket_rows("duration", r.DURATION_EDGES_S, seconds), ~np.isnan(seconds))
 
 
 def blend(logits: Float32Array, output: OutputSpec) -> NDArray[np.float64]:

@@ -28,7 +28,7 @@ class Access:
             given = token if scheme.lower() == "bearer" else None
         if not given:
             raise Unauthenticated("an API key is needed: X-Api-Key, or Authorization: Bearer")
-        matches = [key for key in self._keys if hmac.compare_digest(key, given.encode())]
+        matches = [key for key in self._keys if hmac.compare_digest(key, given.encode("latin-1"))]
         if not matches:
             raise Forbidden("the API key is not known")
         if self._quota_rps is not None:
@@ -42,3 +42,14 @@ class Access:
             self._buckets[key] = tokens, now
             raise QuotaExceeded("this key's quota is used up", retry_after_s=(1 - tokens) / rps)
         self._buckets[key] = tokens - 1, now
+
+
+def check_token(given: str | None, token: str | None) -> None:
+    """Raise Unauthenticated or Forbidden; a wrong admin token takes as long as the right one."""
+    if token is None:
+        raise Forbidden("admin routes are off: no RANKER_ADMIN_TOKEN is set")
+    scheme, _, credentials = (given or "").partition(" ")
+    if scheme.lower() != "bearer" or not credentials:
+        raise Unauthenticated("an admin token is needed: Authorization: Bearer")
+    if not hmac.compare_digest(credentials.encode(), token.encode()):
+        raise Forbidden("the admin token is wrong")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import Callable
@@ -13,7 +12,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from service.errors import Forbidden, NotFound, RankerError, RequestFault, TooLarge, Unauthenticated
+from service.errors import NotFound, RankerError, RequestFault, TooLarge
+from service.http.access import check_token
 from service.http.wire import fault_of, problem_of
 from service.ranking.ranker import new_id
 from service.versions import rollout
@@ -119,7 +119,7 @@ def admin_routes(replica: Operated, *, token: str | None, operation: dict[str, A
         order = Order()
         outcome = "failed"
         try:
-            _authorize(request.headers.get("authorization"), token)
+            check_token(request.headers.get("authorization"), token)
             order = _decode(await _body(request))
             wish = await _act(replica, name, act, order, by=order.by or _origin(request))
             outcome = f"generation {wish.generation}"
@@ -160,17 +160,6 @@ async def _act(replica: Operated, name: str, act: str, order: Order, *, by: str)
             raise NotFound(f"no version {order.version!r} in the store", field="version")
     change = wish_change(act, order)
     return await replica.follower.act(change, act=act, by=by, scope=order.scope)
-
-
-def _authorize(given: str | None, token: str | None) -> None:
-    """Raise Unauthenticated or Forbidden; the comparison takes the same time for every token."""
-    if token is None:
-        raise Forbidden("admin routes are off: no RANKER_ADMIN_TOKEN is set")
-    scheme, _, credentials = (given or "").partition(" ")
-    if scheme.lower() != "bearer" or not credentials:
-        raise Unauthenticated("an admin token is needed: Authorization: Bearer")
-    if not hmac.compare_digest(credentials.encode(), token.encode()):
-        raise Forbidden("the admin token is wrong")
 
 
 def _decode(body: bytes) -> Order:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -17,6 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
+_request_id = re.compile(r"[!-~]{1,128}")
 JSON = (b"content-type", b"application/json")
 _PROBLEM = (b"content-type", b"application/problem+json")
 
@@ -31,6 +33,12 @@ def header(scope: Scope, name: bytes) -> str | None:
         if key == name:
             return str(value, "latin-1")
     return None
+
+
+def request_id_of(scope: Scope) -> str | None:
+    """The caller's `X-Request-Id`, if it is one that a body may hold too."""
+    given = header(scope, b"x-request-id")
+    return given if given is not None and _request_id.fullmatch(given) else None
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:

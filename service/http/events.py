@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from service.domain import Event, EventType, Word
+from service.domain import Event, EventType, Word, user_key
 from service.errors import MalformedBody, RequestFault
 from service.http.wire import decode, fault_of
 from service.ranking.query import Id
@@ -122,7 +122,7 @@ def parse_events(body: bytes, *, ndjson: bool) -> Parsed:
             clamped += 1
         events.append(
             Event(
-                user=event.user_id or event.session_id or "",
+                user=user_key(event.user_id, event.session_id),
                 item_id=event.item_id,
                 type=_TYPES[type(event)],
                 at_ms=at_ms,
@@ -141,6 +141,8 @@ def _split(body: bytes) -> list[bytes]:
         if "events" not in fields:
             return [body]
         return [bytes(raw) for raw in _raw_list.decode(body).events]
+    except RecursionError as error:
+        raise MalformedBody("the body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise fault_of(error) from error
 

@@ -1,11 +1,10 @@
-"""The hot routes: `POST /rank`, `POST /v1/events`, `DELETE /v1/users/{user_id}`.
+"""The data routes: `POST /rank`, `POST /v1/events`, `DELETE /v1/users/{user_id}`.
 
 Each is a bare ASGI endpoint; telemetry is written after the reply.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from service.errors import (
 )
 from service.http import asgi
 from service.http.access import Access
-from service.http.asgi import CallerLeft, Receive, Scope, Send, header
+from service.http.asgi import CallerLeft, Receive, Scope, Send, header, request_id_of
 from service.http.events import Accepted, Parsed, Rejected, parse_events
 from service.http.protocol import received_s, while_connected
 from service.http.wire import (
@@ -100,7 +99,7 @@ class RankEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         started = received_s(scope)
-        request_id = header(scope, b"x-request-id") or ""
+        request_id = request_id_of(scope) or ""
         answered: Ranking | None = None
         try:
             self._access.check(scope)
@@ -114,16 +113,15 @@ class RankEndpoint:
                 ranking = await self._ranker.rank(query, deadline)
             ranking.times.total_s = time.monotonic() - started
             await _reply_ranking(send, ranking)
-            report = _report_of(ranking, len(query.items))
+            report = _report_of(ranking, len(query.items), started, scope)
             answered = ranking
         except CallerLeft:
-            report = Report(route="/rank", outcome="cancelled", status=499, request_id=request_id)
-        except asyncio.CancelledError:
-            raise
+            report = _unanswered("/rank", request_id, started, scope)
         except Exception as error:  # noqa: BLE001  a bug becomes a 500, and the log has it
-            report = await _reply_error(send, error, request_id or new_id(), "/rank")
-        if not report.times.total_s:
-            report.times.total_s = time.monotonic() - started
+            report = await _reply_error(
+                send, error, request_id or new_id(), started_s=started, scope=scope
+            )
+        report.times.total_s = time.monotonic() - started
         self._record(report)
         if answered is not None:
             self._answered(answered)
@@ -157,31 +155,53 @@ async def _reply_ranking(send: Send, ranking: Ranking) -> None:
     await asgi.reply(send, 200, headers, encode_ranking(ranking))
 
 
-def _report_of(ranking: Ranking, candidates: int) -> Report:
+def _report_of(ranking: Ranking, candidates: int, started_s: float, scope: Scope) -> Report:
     return Report(
         route="/rank",
         outcome="degraded" if ranking.degraded else "ok",
         status=200,
         request_id=ranking.request_id,
+        started_s=started_s,
+        headers=scope["headers"],
+        model_name=ranking.model_name,
         model_version=ranking.model_version,
         backend=ranking.backend,
+        precision=ranking.precision,
         degraded=tuple(ranking.degraded),
         candidates=candidates,
+        signal_source=ranking.signal_source,
+        signal_count=ranking.signal_count,
         signal_age_ms=ranking.signal_age_ms,
         times=ranking.times,
+        batch=ranking.batch,
     )
 
 
-async def _reply_error(send: Send, error: Exception, request_id: str, route: str) -> Report:
+def _unanswered(route: str, request_id: str, started_s: float, scope: Scope) -> Report:
+    return Report(
+        route=route,
+        outcome="cancelled",
+        status=499,
+        request_id=request_id,
+        started_s=started_s,
+        headers=scope["headers"],
+    )
+
+
+async def _reply_error(
+    send: Send, error: Exception, request_id: str, *, started_s: float, scope: Scope
+) -> Report:
     if not isinstance(error, RankerError):
         _log.error("unexpected error", exc_info=error, extra={"request_id": request_id})
     problem = problem_of(error, request_id)
     await asgi.reply_problem(send, problem)
     return Report(
-        route=route,
+        route=scope["path"],
         outcome=_outcome(error),
         status=problem.status,
         request_id=request_id,
+        started_s=started_s,
+        headers=scope["headers"],
         detail=problem.detail,
     )
 
@@ -221,7 +241,7 @@ class EventsEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 202 once the events are in the signal store."""
         started = time.monotonic()
-        request_id = header(scope, b"x-request-id") or new_id()
+        request_id = request_id_of(scope) or new_id()
         outcome: Outcome = "ok"
         status = 202
         try:
@@ -241,16 +261,17 @@ class EventsEndpoint:
                 await asgi.reply_problem(send, _all_rejected(parsed.rejected, request_id))
             self._count("rejected", len(parsed.rejected))
             report = Report(
-                route="/v1/events", outcome=outcome, status=status, request_id=request_id
+                route="/v1/events",
+                outcome=outcome,
+                status=status,
+                request_id=request_id,
+                started_s=started,
+                headers=scope["headers"],
             )
         except CallerLeft:
-            report = Report(
-                route="/v1/events", outcome="cancelled", status=499, request_id=request_id
-            )
-        except asyncio.CancelledError:
-            raise
+            report = _unanswered("/v1/events", request_id, started, scope)
         except Exception as error:  # noqa: BLE001  a bug becomes a 500, and the log has it
-            report = await _reply_error(send, error, request_id, "/v1/events")
+            report = await _reply_error(send, error, request_id, started_s=started, scope=scope)
         report.times.total_s = time.monotonic() - started
         self._record(report)
 
@@ -278,11 +299,11 @@ async def forget_user(
     user_id: str, *, sink: EventSink, access: Access, scope: Scope, send: Send
 ) -> None:
     """`DELETE /v1/users/{user_id}`: 204 once nothing is known of the user."""
-    request_id = header(scope, b"x-request-id") or new_id()
+    request_id = request_id_of(scope) or new_id()
     try:
         access.check(scope)
         await sink.forget(user_id)
-    except RankerError as error:
-        await asgi.reply_problem(send, problem_of(error, request_id))
+    except Exception as error:  # noqa: BLE001  a bug becomes a 500, and the log has it
+        await _reply_error(send, error, request_id, started_s=received_s(scope), scope=scope)
         return
     await asgi.reply(send, 204, [(b"x-request-id", request_id.encode())], b"")

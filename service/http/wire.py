@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -137,12 +136,24 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """
     try:
         return decoder.decode(body)
+    except RecursionError as error:
+        raise e.MalformedBody("the body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if "got `float`" in str(error):
-            with suppress(msgspec.ValidationError):
-                whole: T = msgspec.convert(_integral(orjson.loads(body)), decoder.type)
-                return whole
+            return _decode_again(decoder, body, error)
         raise fault_of(error) from error
+
+
+def _decode_again(
+    decoder: msgspec.json.Decoder[T], body: bytes, first: msgspec.DecodeError | UnicodeDecodeError
+) -> T:
+    try:
+        whole: T = msgspec.convert(_integral(orjson.loads(body)), decoder.type)
+    except msgspec.ValidationError:
+        raise fault_of(first) from first
+    except (orjson.JSONDecodeError, RecursionError) as error:
+        raise e.MalformedBody(f"the body is not valid JSON: {error}") from error
+    return whole
 
 
 def _integral(value: Any) -> Any:

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from service.bundle import BatchSpec, OutputSpec
-from service.domain import Int64Array, Priority
+from service.domain import BackendName, Int64Array, Priority
 from service.encoding.batch import Batch
 from service.encoding.history import Person
 from service.encoding.slate import Slate, blend
@@ -29,7 +30,7 @@ from service.errors import (
 from service.inference.breaker import RatioBreaker
 from service.inference.cost import CostModel
 from service.inference.executor import Executor
-from service.inference.jobs import Job, JobScores
+from service.inference.jobs import BatchReport, Job, JobScores
 from service.inference.ladder import Ladder
 from service.inference.lane import Flight, Lane
 from service.inference.rung import Rung, Scored
@@ -38,15 +39,6 @@ __all__ = ["BatchReport", "JobScores", "MicroBatcher"]
 
 Encode = Callable[[Sequence[Person], Sequence[Slate]], tuple[Batch, Int64Array]]
 _log = logging.getLogger("ranker.rungs")
-
-
-class BatchReport(msgspec.Struct, frozen=True):
-    """What one batch was, for telemetry."""
-
-    users: int
-    tiles: int
-    seconds: float
-    failed: bool
 
 
 class MicroBatcher:
@@ -99,23 +91,23 @@ class MicroBatcher:
         """Use one more rung; from any thread. It learns its cost from its first batches."""
         self.ladder.add(self._lane(rung, breaker=self._breaker()))
 
-    def check(self, tiles: int, deadline_s: float) -> None:
+    def check(self, tiles: int, deadline_s: float, priority: Priority) -> None:
         """Raise Overloaded where no rung could score a job of so many tiles in time.
 
         Raises BackendRecoverable where no rung takes jobs at all.
         """
-        self.ladder.choose(tiles, deadline_s - self._clock())
+        self.ladder.choose(tiles, deadline_s - self._clock(), priority)
 
     def submit(
         self, person: Person, slate: Slate, *, deadline_s: float, priority: Priority
     ) -> asyncio.Future[JobScores]:
         """Queue a whole slate; raises what `check` raises.
 
-        The future may raise DeadlineExceeded or BackendFault. Cancelling it takes the job
-        out of the queue.
+        The future may raise DeadlineExceeded or BackendFault. A job whose future is done
+        makes room at once and never reaches an engine.
         """
         tiles = slate.tiles(self._tile_width)
-        lane = self.ladder.choose(tiles, deadline_s - self._clock())
+        lane = self.ladder.choose(tiles, deadline_s - self._clock(), priority)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         future: asyncio.Future[JobScores] = self._loop.create_future()
@@ -212,10 +204,18 @@ class MicroBatcher:
         self._seal(lane)  # first of all, keep the engine busy
         lane.cost.learn(flight.tiles, result.seconds)
         self._answer(flight.jobs, unknown, result, rung=self.ladder.place(lane))
-        self._report(BatchReport(len(flight.jobs), flight.tiles, result.seconds, failed=False))
 
     def _answer(self, jobs: list[Job], unknown: Int64Array, result: Scored, *, rung: int) -> None:
         scores = blend(result.logits, self._output)  # [tiles, T]
+        first = scores[: jobs[0].tiles].ravel()[: len(jobs[0].slate.ids)]
+        report = self._report_of(
+            jobs,
+            result.started_s,
+            result.seconds,
+            backend=result.backend,
+            precision=result.precision,
+            scores=first,
+        )
         at = 0
         for job, missing in zip(jobs, unknown.tolist(), strict=True):
             end = at + job.tiles
@@ -229,9 +229,39 @@ class MicroBatcher:
                         rung,
                         result.started_s - job.queued_s,
                         result.seconds,
+                        report,
                     )
                 )
             at = end
+        self._tell(report)
+
+    def _report_of(
+        self,
+        jobs: list[Job],
+        started_s: float,
+        seconds: float,
+        *,
+        backend: BackendName | None = None,
+        precision: str = "",
+        scores: NDArray[np.float64] | None = None,
+    ) -> BatchReport:
+        tiles = sum(job.tiles for job in jobs)
+        return BatchReport(
+            requests=len(jobs),
+            tiles=tiles,
+            candidates=sum(len(job.slate.ids) for job in jobs),
+            slots=tiles * self._tile_width,
+            started_s=started_s,
+            seconds=seconds,
+            backend=backend,
+            precision=precision,
+            scores=scores,
+        )
+
+    def _tell(self, report: BatchReport) -> None:
+        """Report once the callers, who are next in the loop, have their answers."""
+        assert self._loop is not None
+        self._loop.call_soon(self._report, report)
 
     def _lose(self, lane: Lane, fault: BackendLost) -> None:
         if lane.lost_s is None:
@@ -241,7 +271,7 @@ class MicroBatcher:
     def _step_down(self, lane: Lane, flight: Flight, fault: BackendFault) -> None:
         lane.breaker.failed()
         seconds = self._clock() - flight.started_s
-        self._report(BatchReport(len(flight.jobs), flight.tiles, seconds, failed=True))
+        self._tell(self._report_of(flight.jobs, flight.started_s, seconds))
         _log.warning("batch failed", extra={"rung": lane.kind, "reason": str(fault)})
         self._retry(lane, flight.jobs, fault)
         if lane.usable():

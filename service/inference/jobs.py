@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -16,6 +17,23 @@ from service.encoding.history import Person
 from service.encoding.slate import Slate
 
 _PRIORITIES: tuple[Priority, ...] = ("interactive", "batch", "shadow")
+
+
+class BatchReport(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What one batch was on one rung, for telemetry; told apart by identity."""
+
+    requests: int
+    tiles: int
+    candidates: int
+    slots: int
+    """Places for candidates in the tiles; those that no candidate takes are padding."""
+    started_s: float
+    """When the engine began, on the monotonic clock."""
+    seconds: float
+    backend: BackendName | None = None
+    """None where the rung failed it."""
+    precision: str = ""
+    scores: NDArray[np.float64] | None = None  # [candidates] of the first request alone
 
 
 class JobScores(msgspec.Struct, frozen=True):
@@ -30,6 +48,7 @@ class JobScores(msgspec.Struct, frozen=True):
     """0 for the first choice; more means that a fallback answered."""
     queue_s: float
     inference_s: float
+    batch: BatchReport
 
 
 class Job(msgspec.Struct, eq=False):
@@ -45,37 +64,60 @@ class Job(msgspec.Struct, eq=False):
     queued_s: float
     retried: bool = False
     """True once a rung has failed it."""
+    waits_in: JobQueues | None = None
 
 
 class JobQueues:
-    """One queue a priority."""
+    """One queue a priority. A job whose future is done no longer counts, and is never taken."""
 
     def __init__(self, limits: BatchSpec) -> None:
-        self.tiles = 0
-        """Tiles that wait."""
         self._queues: dict[Priority, deque[Job]] = {word: deque() for word in _PRIORITIES}
+        self._tiles: dict[Priority, int] = dict.fromkeys(_PRIORITIES, 0)
         self._max_users = limits.max_users
         self._max_tiles = limits.tile_buckets[-1]
         # a batch of lower priority stays small: an interactive job may have to wait for it
         self._max_low_tiles = max(1, self._max_tiles // 4)
 
+    @property
+    def tiles(self) -> int:
+        """Tiles that wait."""
+        return sum(self._tiles.values())
+
+    def tiles_before(self, priority: Priority) -> int:
+        """Tiles that go before a job of this priority which came now."""
+        if priority == "interactive":
+            return self._tiles["interactive"]
+        return sum(self._tiles[word] for word in _PRIORITIES[: _PRIORITIES.index(priority) + 1])
+
     def put(self, job: Job) -> None:
         """Queue a job behind the others of its priority."""
         self._queues[job.priority].append(job)
-        self.tiles += job.tiles
+        self._enter(job)
+        job.future.add_done_callback(partial(_forget, job))
 
     def put_back(self, jobs: Iterable[Job]) -> None:
         """Queue jobs before all others of their priority, in the order given."""
         for job in reversed(list(jobs)):
             self._queues[job.priority].appendleft(job)
-            self.tiles += job.tiles
+            self._enter(job)
+
+    def _enter(self, job: Job) -> None:
+        self._tiles[job.priority] += job.tiles
+        job.waits_in = self
+
+    def leave(self, job: Job) -> None:
+        """Count a job no longer; it may still stand in its queue."""
+        if job.waits_in is self:
+            self._tiles[job.priority] -= job.tiles
+            job.waits_in = None
 
     def take_all(self) -> list[Job]:
         """Empty the queues."""
         jobs = [job for queue in self._queues.values() for job in queue]
         for queue in self._queues.values():
             queue.clear()
-        self.tiles = 0
+        for job in jobs:
+            self.leave(job)
         return jobs
 
     def take(self, still_wanted: Callable[[Job, bool], bool]) -> list[Job]:
@@ -92,10 +134,16 @@ class JobQueues:
                 if jobs and job.tiles > room:
                     break
                 queue.popleft()
-                self.tiles -= job.tiles
+                self.leave(job)
                 if still_wanted(job, not jobs):
                     jobs.append(job)
                     room -= job.tiles
             if jobs:
                 break
         return jobs
+
+
+def _forget(job: Job, _: asyncio.Future[JobScores]) -> None:
+    """A caller that left, or a deadline that passed, makes room at once."""
+    if job.waits_in is not None:
+        job.waits_in.leave(job)

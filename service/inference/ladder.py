@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from service.domain import BackendKind
+from service.domain import BackendKind, Priority
 from service.errors import BackendRecoverable, NotFound, Overloaded
 from service.inference.lane import Lane, LaneReport
 
@@ -46,7 +46,7 @@ class Ladder:
         at = 1 if self._preferred == self.lanes[0].kind else 0
         self.lanes = [*self.lanes[:at], lane, *self.lanes[at:]]
 
-    def choose(self, tiles: int, left_s: float) -> Lane:
+    def choose(self, tiles: int, left_s: float, priority: Priority) -> Lane:
         """The first rung that is predicted to score so many tiles in the time left.
 
         Raises Overloaded if none is, BackendRecoverable if no rung takes jobs at all.
@@ -55,7 +55,7 @@ class Ladder:
         for lane in self.lanes:
             if not lane.usable():
                 continue
-            wait = lane.wait_s()
+            wait = lane.wait_s(priority)
             # an idle rung runs whatever is predicted, so that a prediction
             # which a stall has spoilt is corrected by the next measurement
             if wait == 0 or (

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from service.bundle import BatchSpec
-from service.domain import BackendKind
+from service.domain import BackendKind, Priority
 from service.inference.breaker import RatioBreaker
 from service.inference.cost import CostModel
 from service.inference.jobs import Job, JobQueues
@@ -89,9 +89,9 @@ class Lane:
         """Whether a job may come here now."""
         return self.stuck_s is None and self.lost_s is None and self.breaker.would_allow()
 
-    def wait_s(self) -> float:
-        """Predicted seconds until a job that came now would start."""
-        wait = self.cost.drain_s(self.queues.tiles)
+    def wait_s(self, priority: Priority = "shadow") -> float:
+        """Predicted seconds until a job of this priority that came now would start."""
+        wait = self.cost.drain_s(self.queues.tiles_before(priority))
         for at, flight in enumerate(self.flights):
             elapsed = 0.0 if at else self._clock() - flight.started_s
             predicted = flight.predicted_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -19,6 +20,7 @@ from service.domain import (
     SignalSource,
     StageTimes,
 )
+from service.inference.batcher import BatchReport
 from service.versions.traffic import Sample
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -72,6 +74,8 @@ class Ranking(msgspec.Struct, kw_only=True):
     signal_count: int = 0
     signal_age_ms: int | None = None
     times: StageTimes = msgspec.field(default_factory=StageTimes)
+    batch: BatchReport | None = None
+    """The batch that scored it."""
     sample: Sample | None = None
     """What was scored, for those who look on after the reply."""
 
@@ -83,10 +87,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     status: int
     request_id: str
+    started_s: float
+    """On the monotonic clock."""
+    headers: Iterable[tuple[bytes, bytes]] = ()
+    """The request's own, read for its trace context alone."""
+    model_name: str = ""
     model_version: str = ""
     backend: BackendName | None = None
+    precision: str = ""
     degraded: tuple[DegradedReason, ...] = ()
     candidates: int = 0
+    signal_source: SignalSource = "none"
+    signal_count: int = 0
     signal_age_ms: int | None = None
     times: StageTimes = msgspec.field(default_factory=StageTimes)
+    batch: BatchReport | None = None
     detail: str = ""

@@ -21,6 +21,7 @@ from service.domain import (
     Int64Array,
     ItemFeatures,
     UserState,
+    user_key,
 )
 from service.encoding.history import Person
 from service.encoding.slate import Slate, best, prior_order
@@ -102,7 +103,7 @@ class Ranker:
         request = _Request(
             query=query,
             slate=slate,
-            user=query.user_id or query.session_id or "",
+            user=user_key(query.user_id, query.session_id),
             now_ms=_request_time_ms(query),
             deadline=deadline,
             ranking=Ranking(request_id=query.request_id or new_id(), ranking_id=new_id()),
@@ -136,9 +137,18 @@ class Ranker:
         deadline, now_ms = request.deadline, request.now_ms
         batcher = version.batcher
         shown = Slate(slate.ids, slate.features, query.context.surface, now_ms)
-        batcher.check(shown.tiles(version.space.spec.tile_width), deadline.at_s)
+        tiles, most = (
+            shown.tiles(version.space.spec.tile_width),
+            version.manifest.batch.tile_buckets,
+        )
+        if tiles > most[-1]:
+            width = version.space.spec.tile_width
+            raise RequestFault(
+                f"this version ranks at most {most[-1] * width} items at once", field="items"
+            )
+        batcher.check(tiles, deadline.at_s, query.priority)
 
-        started = time.monotonic()
+        started = ranking.times.signals_at_s = time.monotonic()
         state = await self._fetch(request)
         ranking.times.signals_s = time.monotonic() - started
         _note_signals(ranking, state, now_ms)
@@ -157,6 +167,7 @@ class Ranker:
         ranking.times.queue_s = scored.queue_s
         ranking.times.inference_s = scored.inference_s
         ranking.backend, ranking.precision = scored.backend, scored.precision
+        ranking.batch = scored.batch
         if scored.unknown:
             ranking.degraded.append("unknown_items")
         if scored.rung:

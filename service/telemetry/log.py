@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from service.ranking.query import Report
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
@@ -39,3 +41,33 @@ def start_logging(level: str) -> None:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers[:] = []
         logging.getLogger(name).propagate = True
+
+
+def request_line(report: Report) -> dict[str, Any]:
+    """The fields of a request's own line."""
+    times = report.times
+    fields: dict[str, Any] = {
+        "request_id": report.request_id,
+        "route": report.route,
+        "status": report.status,
+        "outcome": report.outcome,
+        "total_ms": round(times.total_s * 1e3, 3),
+    }
+    if report.detail:
+        fields["detail"] = report.detail
+    if report.backend is None:
+        return fields
+    return fields | {
+        "degraded": report.degraded,
+        "model": report.model_name,
+        "version": report.model_version,
+        "backend": report.backend,
+        "precision": report.precision,
+        "candidates": report.candidates,
+        "batch_requests": report.batch.requests if report.batch else 0,
+        "signals_source": report.signal_source,
+        "signals_age_ms": report.signal_age_ms,
+        "signals_ms": round(times.signals_s * 1e3, 3),
+        "queue_ms": round(times.queue_s * 1e3, 3),
+        "inference_ms": round(times.inference_s * 1e3, 3),
+    }

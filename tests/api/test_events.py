@@ -1,5 +1,6 @@
 import json
 import time
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -56,11 +57,12 @@ def test_the_same_event_id_is_counted_once(api: httpx.Client) -> None:
     assert count_signals(api) == 1
 
 
-def test_repeated_dwell_keeps_the_largest(api: httpx.Client) -> None:
+async def test_repeated_dwell_keeps_the_largest(api: httpx.Client, valkey: Redis) -> None:
     dwell = {"type": "dwell", "user_id": "u1", "item_id": "a"}
     for dwell_ms in (100, 9_000, 4_000):
         assert api.post("/v1/events", json=dwell | {"dwell_ms": dwell_ms}).status_code == 202
-    assert count_signals(api) == 1
+    (record,) = await valkey.lrange("signals:{u1}", 0, -1)
+    assert json.loads(record)["d"] == 9_000
 
 
 def test_one_bad_event_does_not_lose_the_others(api: httpx.Client) -> None:
@@ -120,8 +122,36 @@ async def test_nothing_is_left_of_a_forgotten_user(api: httpx.Client, valkey: Re
     assert await valkey.keys("*u1*") == []
 
 
-@pytest.mark.parametrize("user", ["a{b}c", "ü☂", "with space", "}", "a" * 256])
+@pytest.mark.parametrize("user", ["a{b}c", "a/b", "../a", "ü☂", "with space", "}", "a" * 256])
 def test_any_user_id_is_kept_apart(api: httpx.Client, user: str) -> None:
     assert api.post("/v1/events", json=CLICK | {"user_id": user}).status_code == 202
     assert count_signals(api, user) == 1
     assert count_signals(api, user[:-1] + "x") == 0
+    assert api.delete(f"/v1/users/{quote(user, safe='')}").status_code == 204
+    assert count_signals(api, user) == 0
+
+
+def test_a_session_never_passes_for_a_user(api: httpx.Client) -> None:
+    api.post("/v1/events", json=CLICK | {"user_id": "alice"})
+    answer = api.post("/rank", json={"session_id": "alice", "items": ["sku-00001"]})
+    assert answer.json()["signals"]["count"] == 0
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"a":' + b"[" * 100_000, b'{"a":' + b"[" * 5_000 + b"]" * 5_000 + b"}"]
+)
+def test_a_body_nested_too_deeply_is_400(api: httpx.Client, body: bytes) -> None:
+    assert api.post("/v1/events", content=body).status_code == 400
+
+
+def test_a_line_cut_short_does_not_take_the_good_one_with_it(api: httpx.Client) -> None:
+    good = json.dumps(CLICK)
+    cut = '{"type":"click","user_id":"u1","item_id":"b","position":1.5'
+    answer = api.post(
+        "/v1/events",
+        content=f"{good}\n{cut}\n",
+        headers={"content-type": "application/x-ndjson"},
+    )
+    assert answer.status_code == 202
+    assert answer.json()["accepted"] == 1
+    assert answer.json()["rejected"][0]["code"] == "malformed_body"

@@ -26,8 +26,8 @@ def test_the_models_page_names_what_is_served(api: httpx.Client) -> None:
 def test_metrics_count_requests_and_name_no_user(api: httpx.Client) -> None:
     api.post("/rank", json={"user_id": "somebody-7", "items": ["sku-00001"]})
     page = api.get("/metrics").text
-    assert 'ranker_requests_total{model_version="' in page
-    assert "ranker_batch_users_bucket" in page
+    assert 'ranker_requests_total{framework="ONNXRuntime",model_version="' in page
+    assert "ranker_batch_requests_bucket" in page
     assert "somebody-7" not in page
     assert "sku-00001" not in page
 

@@ -127,7 +127,7 @@ def test_a_request_of_the_past_sees_no_age_from_the_future(api: httpx.Client) ->
         ({"priority": "urgent"}, "priority", "urgent"),
         ({"context": {"surfce": "home"}}, "context.surfce", "unknown"),
         ({"request_id": "a\r\nset-cookie: x"}, "request_id", "regex"),
-        ({"min_signal_token": "%%%"}, "min_signal_token", ""),
+        ({"min_signal_token": "%%%"}, "min_signal_token", "regex"),
         ({"colour": "red"}, "colour", "unknown"),
     ],
 )
@@ -154,6 +154,9 @@ def test_what_does_not_validate_says_which_field_and_why(
         b'{"user_id":"u","items":["a"],"top_n":NaN}',
         b'{"user_id":"u","items":[{"id":"a","prior":NaN}]}',
         b'{"user_id":"\xff","items":["a"]}',
+        b'{"user_id":"u","items":["a"],"top_n":1.5',
+        b'{"user_id":"u","top_n":1.5,"items":[NaN]}',
+        b'{"user_id":"u","top_n":1.5,"x":' + b"[" * 800 + b"]" * 800 + b"}",
     ],
 )
 def test_what_is_not_json_is_400(api: httpx.Client, body: bytes) -> None:
@@ -224,6 +227,22 @@ def test_a_wrong_timeout_header_is_named(api: httpx.Client, given: str) -> None:
     )
     assert answer.status_code == 422
     assert answer.json()["field"] == "X-Request-Timeout-Ms"
+
+
+@pytest.mark.parametrize("given", ["x" * 129, "a b", "\u00e9"])
+def test_a_request_id_that_is_none_is_replaced(api: httpx.Client, given: str) -> None:
+    answer = api.post(
+        "/rank",
+        json={"user_id": "u", "items": ["a"]},
+        headers=[(b"x-request-id", given.encode("latin-1"))],
+    )
+    assert answer.status_code == 200
+    assert answer.headers["x-request-id"] != given
+
+
+def test_integral_floats_are_integers(api: httpx.Client) -> None:
+    body = b'{"user_id":"u1","items":["a","b"],"top_n":1.0}'
+    assert len(order(api.post("/rank", content=body))) == 1
 
 
 @pytest.mark.parametrize("priority", ["interactive", "batch", "shadow"])

@@ -9,7 +9,7 @@ import pytest
 from service.settings import table
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_LINES = 320
+MOST_LINES = 330
 PACKAGES = ("service", "models", "loadtests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
