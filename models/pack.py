@@ -36,7 +36,7 @@ from service.errors import GoldenFault, ManifestFault
 GRAPH, ITEMS, GOLDEN, TITLES = "rank.onnx", "items.npz", "golden.npz", "titles.json"
 MAX_ABS_ERROR = 1e-3
 DIGEST_LETTERS = 8
-SAMPLE_ITEMS = 20
+SAMPLE_ITEMS = 5
 
 
 class Ingredients(msgspec.Struct, frozen=True, kw_only=True):
