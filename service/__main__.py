@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shlex
 import signal
@@ -37,10 +38,10 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app = app
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    def handle_exit(self, sig: int, _: FrameType | None) -> None:
         """Begin to drain; a second signal ends at once."""
         if self._app.admission.draining:
-            super().handle_exit(sig, frame)
+            self.should_exit = self.force_exit = True
             return
         self._app.admission.draining = True
         wait_s = self._app.settings.drain_ms / 1e3 if sig == signal.SIGTERM else 0.0
@@ -105,6 +106,8 @@ def main() -> int:
     start_logging(settings.log_level)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with _with_store(settings) as complete:
+        shown = complete.model_dump(mode="json")
+        logging.getLogger("ranker").info("effective settings", extra=shown)
         try:
             app = Service(complete)
         except ProviderFault as fault:

@@ -9,11 +9,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
+from starlette.exceptions import HTTPException
 
 from service.http import openapi
 from service.http.access import Access
 from service.http.admin import admin_routes
 from service.http.asgi import Endpoint, Receive, Scope, Send, last_answer
+from service.http.problems import on_bug, on_http_error
 from service.http.profiling import profile_routes
 from service.http.routes import EventsEndpoint, RankEndpoint, forget_user
 from service.instruments import Instruments
@@ -37,6 +39,7 @@ class Service(FastAPI):
             summary="Ranks a slate of candidates for one person within milliseconds.",
             version="0.1.0",
             lifespan=_lifespan,
+            exception_handlers={HTTPException: on_http_error, Exception: on_bug},
         )
         self.settings = settings
         self.instruments = Instruments(settings, version=self.version)

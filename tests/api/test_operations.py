@@ -17,6 +17,27 @@ def test_health_answers(api: httpx.Client, path: str) -> None:
     assert api.get(path).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/rank", 405)]
+)
+def test_the_frameworks_own_errors_are_problems_too(
+    api: httpx.Client, method: str, path: str, status: int
+) -> None:
+    answer = api.request(method, path)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["request_id"] == answer.headers["x-request-id"]
+    assert path in answer.json()["detail"]
+
+
+def test_the_settings_are_logged_once_with_secrets_masked() -> None:
+    with live_service(api_keys="hunter2") as service:
+        pass
+    (line,) = [line for line in service.lines if '"effective settings"' in line]
+    assert json.loads(line)["timeout_ms"] == 100
+    assert "hunter2" not in "\n".join(service.lines)
+
+
 def test_the_models_page_names_what_is_served(api: httpx.Client) -> None:
     page = api.get("/v1/models").json()
     assert page["primary"]["name"] == "shop"

@@ -28,6 +28,7 @@ from service.telemetry.runtime import Gpus
 from service.telemetry.spans import FRAMEWORK
 from tests.integration.test_telemetry_spans import STAGES
 from tests.live import ROOT, LiveService, client_of
+from tests.programs import needs
 
 SHIPPED = ROOT / "docker" / "observability"
 RULES = [SHIPPED / "prometheus" / name for name in ("rules.yaml", "alerts.yaml")]
@@ -127,6 +128,7 @@ def check_expression(expression: str, scraped: Labels) -> None:
 
 @pytest.mark.parametrize("words", [["check", "config"], ["test", "rules"]], ids=" ".join)
 def test_promtool_accepts_the_rules_and_their_unit_tests(words: list[str]) -> None:
+    needs("promtool", package="prometheus")
     file = "prometheus.yaml" if words[0] == "check" else "rules_test.yaml"
     done = subprocess.run(
         ["promtool", *words, file], cwd=RULES[0].parent, capture_output=True, text=True, check=False
