@@ -89,8 +89,8 @@ class Telemetry:
         self.metrics.record_change(change)
         context = self._spans.record_change(change) if self._spans is not None else None
         fields = {
-            "model": change.model_name,
-            "version": change.model_version,
+            "model.name": change.model_name,
+            "model.version": change.model_version,
             "role": change.role,
             "done": change.done,
             "reason": change.reason,

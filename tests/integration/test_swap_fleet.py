@@ -52,7 +52,7 @@ def states(client: httpx.Client) -> dict[str, str]:
 def load_seconds(service: LiveService, version: str) -> float:
     """How long the service says that it took to load a version."""
     for line in service.lines:
-        if '"ranker.changes"' in line and f'"version":"{version}"' in line:
+        if '"ranker.changes"' in line and f'"model.version":"{version}"' in line:
             return float(json.loads(line)["took_ms"]) / 1e3
     raise AssertionError(f"{version} was never loaded")
 
