@@ -271,7 +271,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--duration-s", type=float, default=10)
     parser.add_argument("--warm-up-s", type=float, default=3)
     parser.add_argument("--probes", type=int, default=500, help="events of the freshness probe")
-    parser.add_argument("--batch-metric", default="ranker_batch_users", help="its histogram")
+    parser.add_argument("--batch-metric", default="ranker_batch_requests", help="its histogram")
     parser.add_argument("--save", type=Path, help="write the CPU cost here, as a baseline")
     parser.add_argument("--baseline", type=Path, help="fail if a request has become dearer")
     parser.add_argument("--at-most", type=float, default=1.2, help="of the baseline's ratio")

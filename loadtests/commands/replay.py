@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="replay")
     parser.add_argument(
         "--batch-metric",
-        default="ranker_batch_users",
+        default="ranker_batch_requests",
         help="histogram of batch sizes at /metrics, if the server has one",
     )
     arguments.add_objective(parser)

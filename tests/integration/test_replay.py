@@ -206,9 +206,9 @@ def test_a_silent_server_is_time_outs_at_their_time(trivial: str) -> None:
 
 
 def test_a_server_without_metrics_has_no_batches(trivial: str) -> None:
-    assert metrics.batch_sizes(f"{trivial}/metrics", "ranker_batch_users") == {}
+    assert metrics.batch_sizes(f"{trivial}/metrics", "ranker_batch_requests") == {}
     nobody = f"http://127.0.0.1:{processes.free_port()}"
-    assert metrics.batch_sizes(f"{nobody}/metrics", "ranker_batch_users") == {}
+    assert metrics.batch_sizes(f"{nobody}/metrics", "ranker_batch_requests") == {}
 
 
 def test_a_fault_beyond_the_trace_is_told_and_not_waited_for(trivial: str) -> None:
