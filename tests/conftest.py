@@ -57,10 +57,13 @@ async def store(valkey_url: str) -> AsyncIterator[SignalStore]:
 
 
 @pytest.fixture(scope="session")
-def shared_service(valkey_server: str) -> Iterator[LiveService]:
+def shared_service(
+    valkey_server: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveService]:
     """One running service for all tests that leave it as it was; deadlines are wide."""
     with live_service(
         redis_url=valkey_server,
+        fleet_folder=str(tmp_path_factory.mktemp("fleet")),  # a fleet of its own
         timeout_ms="10000",
         signals_budget_ms="5000",
         redis_timeout_ms="5000",
