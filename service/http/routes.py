@@ -202,7 +202,7 @@ async def _reply_error(
         request_id=request_id,
         started_s=started_s,
         headers=scope["headers"],
-        detail=problem.detail,
+        detail=problem.code,  # the problem's own words may quote an item
     )
 
 

@@ -53,6 +53,15 @@ def test_metrics_count_requests_and_name_no_user(api: httpx.Client) -> None:
     assert "sku-00001" not in page
 
 
+def test_the_log_of_a_wrong_request_names_no_item() -> None:
+    body = {"user_id": "u", "items": ["secret-9", "secret-9"], "request_id": "wrong-1"}
+    with live_service(access_log="true") as service, client_of(service) as client:
+        answer = client.post("/rank", json=body)
+        assert "secret-9" in answer.json()["detail"]
+    assert any("wrong-1" in line for line in service.lines)
+    assert not any("secret-9" in line for line in service.lines)
+
+
 def test_the_openapi_page_shows_the_types_that_decode(api: httpx.Client) -> None:
     page = api.get("/openapi.json").json()
     query = page["components"]["schemas"]["Query"]

