@@ -25,12 +25,13 @@ def valkey_server() -> Iterator[str]:
 
 
 @pytest.fixture
-def valkey_url(valkey_server: str) -> str:
-    """The URL of an empty Valkey."""
+def valkey_url(valkey_server: str) -> Iterator[str]:
+    """The URL of an empty Valkey, left empty: a fleet's wish would outlive its test."""
     with redis.Redis.from_url(valkey_server) as client:
         client.flushall()
         client.config_resetstat()
-    return valkey_server
+        yield valkey_server
+        client.flushall()
 
 
 @pytest.fixture
