@@ -9,8 +9,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import get_args
 
+from service.bundle import Manifest
 from service.domain import Change
+from service.inference.lane import LaneReport, LaneState
+from service.inference.outages import RungChange
 from service.ranking.admission import Admission
 from service.replica import Watch
 from service.settings import Settings
@@ -26,6 +30,7 @@ from service.versions.roles import Versions
 from service.versions.swaps import SwapReport
 
 _BREAKER_STATES = ("closed", "half_open", "open")
+_RUNG_STATES = get_args(LaneState)
 
 
 class Instruments:
@@ -64,6 +69,7 @@ class Instruments:
             batches_of=lambda manifest: self.telemetry.batches_of(
                 manifest.version, manifest.metrics
             ),
+            rungs_of=self._rungs_of,
             swapped=self._swapped,
             decided=self._decided,
         )
@@ -86,6 +92,27 @@ class Instruments:
             )
         )
 
+    def _rungs_of(self, manifest: Manifest) -> Callable[[RungChange], None]:
+        def changed(change: RungChange) -> None:
+            engine = change.first.rung.backend if change.first is not None else None
+            self.telemetry.record_change(
+                Change(
+                    kind=change.kind,
+                    role=self._versions.role_of(manifest.version) or "none",
+                    model_name=manifest.name,
+                    model_version=manifest.version,
+                    done=engine is not None,
+                    started_s=change.began_s,
+                    ended_s=change.ended_s,
+                    reason=f"{change.rung}: {change.reason}",
+                    rung=change.rung,
+                    backend=engine.name if engine is not None else None,
+                    precision=engine.precision if engine is not None else "",
+                )
+            )
+
+        return changed
+
     def _decided(self, decision: Decision) -> None:
         now_s = time.monotonic()
         primary = self._versions.primary
@@ -105,7 +132,12 @@ class Instruments:
     def watch(self, *, versions: Versions, signals: SignalStore, admission: Admission) -> None:
         """Let every scrape read the state of the parts."""
         self._versions = versions
-        readings = [*_of_versions(versions), *_of_signals(signals), _of_admission(admission)]
+        readings = [
+            *_of_versions(versions),
+            *_of_rungs(versions),
+            *_of_signals(signals),
+            _of_admission(admission),
+        ]
         self.telemetry.metrics.registry.register(LiveValues(readings))
 
     @contextlib.asynccontextmanager
@@ -145,6 +177,44 @@ def _of_versions(versions: Versions) -> list[Reading]:
             "Predicted wait of a request that came now",
             label,
             each(lambda version: version.batcher.wait_s()),
+        ),
+    ]
+
+
+def _of_rungs(versions: Versions) -> list[Reading]:
+    def each(read: Callable[[LaneReport], dict[tuple[str, ...], float]]) -> Callable[[], Samples]:
+        def samples() -> Samples:
+            return {
+                (version.version, report.kind, *more): value
+                for version in versions.held()
+                for report in version.batcher.ladder.reports()
+                for more, value in read(report).items()
+            }
+
+        return samples
+
+    label = ("model_version", "rung")
+    return [
+        Reading(
+            "gauge",
+            "ranker_rung_state",
+            "1 for the state of the rung's breaker now, or for why the rung is out altogether",
+            (*label, "state"),
+            each(lambda rung: {(word,): float(word == rung.state) for word in _RUNG_STATES}),
+        ),
+        Reading(
+            "gauge",
+            "ranker_rung_serves",
+            "1 for the rung that takes jobs now",
+            label,
+            each(lambda rung: {(): float(rung.serves)}),
+        ),
+        Reading(
+            "counter",
+            "ranker_rung_opened",
+            "How often the rung's breaker opened",
+            label,
+            each(lambda rung: {(): rung.opened}),
         ),
     ]
 

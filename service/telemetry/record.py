@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from service.domain import Change
+from service.domain import Change, ChangeKind
 from service.inference.batcher import BatchReport
 from service.ranking.query import Report
 from service.telemetry.context import log_ids, parent_of
@@ -24,6 +24,7 @@ from service.telemetry.spans import SpanWriter
 
 _log = logging.getLogger("ranker.requests")
 _changes = logging.getLogger("ranker.changes")
+_UNWANTED: frozenset[ChangeKind] = frozenset({"fallback", "rollback"})
 _VERSIONS = 4
 """Versions whose drift is kept."""
 
@@ -92,12 +93,16 @@ class Telemetry:
             "model.name": change.model_name,
             "model.version": change.model_version,
             "role": change.role,
+            "rung": change.rung,
+            "backend": change.backend,
             "done": change.done,
             "reason": change.reason,
             "took_ms": round((change.ended_s - change.started_s) * 1e3, 1),
         }
         ids = log_ids(context) if context is not None else {}
-        level = logging.INFO if change.done else logging.ERROR
+        level = logging.WARNING if change.kind in _UNWANTED else logging.INFO
+        if not change.done:
+            level = logging.ERROR
         _changes.log(level, change.kind, extra=fields | self._tags | ids)
 
     def flush(self) -> None:

@@ -18,6 +18,7 @@ from service.encoding.slate import Slate
 from service.inference.backends.base import Backend
 from service.inference.batcher import BatchReport, MicroBatcher
 from service.inference.executor import Executor
+from service.inference.outages import RungChange
 
 TAG_CHARS = 8
 
@@ -52,6 +53,7 @@ class LoadedVersion:
         executor: Executor,
         max_queue_s: float,
         report: Callable[[BatchReport], None],
+        changed: Callable[[RungChange], None] = lambda _: None,
         stall_s: float = 0.05,
     ) -> None:
         self.manifest = manifest
@@ -68,6 +70,7 @@ class LoadedVersion:
             max_queue_s=max_queue_s,
             stall_s=stall_s,
             report=report,
+            changed=changed,
         )
         self.leases = 0
         self.closed = False
