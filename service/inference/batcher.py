@@ -100,12 +100,11 @@ class MicroBatcher:
 
         What is queued or runs stays where it is.
         """
-        if kind != self.ladder.preferred:
-            self.ladder.prefer(kind)
-            self._outages.note(
-                kind or self.ladder.lanes[0].kind,
-                "put first by an operator" if kind else "the best",
-            )
+        if kind == self.ladder.preferred:
+            return
+        self.ladder.prefer(kind)
+        reason = "put first by an operator" if kind else "first again, as the best"
+        self._outages.note(self.ladder.lanes[0].kind, reason)
 
     def check(self, tiles: int, deadline_s: float, priority: Priority) -> None:
         """Raise Overloaded where no rung could score a job of so many tiles in time.

@@ -89,7 +89,7 @@ class Telemetry:
         """Take one change of what serves; always traced, counted and logged."""
         self.metrics.record_change(change)
         context = self._spans.record_change(change) if self._spans is not None else None
-        fields = {
+        fields: dict[str, Any] = {
             "model.name": change.model_name,
             "model.version": change.model_version,
             "role": change.role,

@@ -221,7 +221,8 @@ async def test_a_rung_that_goes_out_and_comes_back_is_two_changes(
         ("fallback", "WARNING"),
         ("backend", "INFO"),
     ]
-    assert lines[-2]["trace_id"] == f"{out.get_span_context().trace_id:032x}"
+    assert out.context is not None
+    assert lines[-2]["trace_id"] == f"{out.context.trace_id:032x}"
     assert lines[-2]["backend"] == "onnxruntime"
 
 
