@@ -19,8 +19,9 @@ from service.ranking.admission import Admission
 from service.replica import Watch
 from service.settings import Settings
 from service.signals.store import SignalStore
+from service.telemetry.distributions import Distributions
 from service.telemetry.live import LiveValues, Reading, Samples
-from service.telemetry.providers import Tags, provider
+from service.telemetry.providers import ProviderFault, Tags, provider
 from service.telemetry.record import Telemetry
 from service.telemetry.runtime import Gpus, LoopLag, Pauses
 from service.telemetry.spans import SpanWriter
@@ -45,8 +46,10 @@ class Instruments:
         spans: SpanWriter | None = None
         if self._provider is not None:
             spans = SpanWriter(self._provider.tracer, sample=settings.trace_sample)
+        self._distributions = _distributions(settings.dogstatsd_url, tags)
         self.telemetry = Telemetry(
             spans=spans,
+            distributions=self._distributions,
             slow_s=settings.slow_ms / 1e3,
             notable_rps=settings.notable_rps,
             access_log=settings.access_log,
@@ -144,15 +147,28 @@ class Instruments:
     async def running(self) -> AsyncIterator[None]:
         """Measure the interpreter for the block, then send what spans are left."""
         self._pauses.start()
-        lag = asyncio.create_task(self._lag.watch())
+        tasks = [asyncio.create_task(self._lag.watch())]
+        if self._distributions is not None:
+            tasks.append(asyncio.create_task(self._distributions.flush_regularly()))
         try:
             yield
         finally:
-            lag.cancel()
+            for task in tasks:
+                task.cancel()
             self._pauses.stop()
             self.telemetry.flush()
             if self._provider is not None:
                 await asyncio.to_thread(self._provider.close)
+
+
+def _distributions(url: str | None, tags: Tags) -> Distributions | None:
+    if url is None:
+        return None
+    try:
+        from service.telemetry.dogstatsd import sender  # noqa: PLC0415  an extra
+    except ImportError as error:
+        raise ProviderFault(f"DogStatsD needs the extra datadog: {error}") from error
+    return Distributions(sender(url, tags))
 
 
 def _of_versions(versions: Versions) -> list[Reading]:

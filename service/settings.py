@@ -126,6 +126,12 @@ class Settings(BaseModel):
     agent_url: str = Field(
         "http://127.0.0.1:8126", description="Datadog agent's trace port, if tracing=datadog"
     )
+    dogstatsd_url: str | None = Field(
+        None,
+        pattern=r"^(udp://.+:\d+|unix:///.+)$",
+        description="udp://host:port or unix:///path of a DogStatsD agent, which gets "
+        "latencies as distributions; none if absent",
+    )
     service: str = Field("ranker", description="the tag `service` of spans and logs")
     env: str = Field("dev", description="the tag `env` of spans and logs")
 

@@ -15,6 +15,7 @@ from service.domain import Change, ChangeKind
 from service.inference.batcher import BatchReport
 from service.ranking.query import Report
 from service.telemetry.context import log_ids, parent_of
+from service.telemetry.distributions import Distributions
 from service.telemetry.drift import Drift, references
 from service.telemetry.live import LiveValues, Reading, Samples
 from service.telemetry.log import request_line
@@ -30,12 +31,13 @@ _VERSIONS = 4
 
 
 class Telemetry:
-    """Metrics always; spans if a provider is given; one log line a notable request."""
+    """Metrics always; spans and distributions if given; one log line a notable request."""
 
     def __init__(
         self,
         *,
         spans: SpanWriter | None,
+        distributions: Distributions | None = None,
         slow_s: float,
         notable_rps: float,
         access_log: bool,
@@ -44,6 +46,7 @@ class Telemetry:
         """`tags`: what every line of a request carries beside its own fields."""
         self.metrics = Metrics()
         self._spans = spans
+        self._distributions = distributions
         self._slow_s = slow_s
         self._allowance = Allowance(notable_rps)
         self._access_log = access_log
@@ -64,6 +67,8 @@ class Telemetry:
         context = self._spans.record(report, why) if self._spans is not None else None
         ids = log_ids(context) if context is not None else {}
         self.metrics.record(report, {"trace_id": ids["trace_id"]} if ids else None)
+        if self._distributions is not None:
+            self._distributions.record(report)
         drifts = self._drifts.get(report.model_version)
         if drifts and report.times.signals_at_s:
             _observe(drifts, report)
@@ -80,6 +85,8 @@ class Telemetry:
 
         def record_batch(report: BatchReport) -> None:
             self.metrics.record_batch(report)
+            if self._distributions is not None:
+                self._distributions.record_batch(report)
             if scores is not None and report.scores is not None:
                 scores.observe(report.scores)
 
@@ -109,6 +116,8 @@ class Telemetry:
         """Write what still waits; the last call."""
         if self._spans is not None:
             self._spans.flush()
+        if self._distributions is not None:
+            self._distributions.flush()
 
     def _write_line(self, report: Report, why: str, ids: dict[str, str]) -> None:
         if not ids and (parent := parent_of(report.headers)) is not None:
