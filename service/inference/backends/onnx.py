@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from service.domain import BackendKind, BackendName, Float32Array
 from service.encoding.batch import Batch
 from service.errors import BackendRecoverable, ManifestFault
 from service.inference.backends import buckets, cuda
+from service.inference.backends.capturing import Captures
 from service.inference.backends.pipeline import PLACES, Launch, Pipeline, Place
 
 _CAPTURE_RUNS = 3
@@ -97,9 +98,7 @@ def check_device() -> None:
     cuda.probe()
 
 
-_device_lock = threading.RLock()
-"""Held by whoever calls CUDA through a session: while one session captures its launches, an
-allocation by another one fails, whatever thread it is in."""
+_captures = Captures()
 
 
 class OnnxCuda:
@@ -127,7 +126,7 @@ class OnnxCuda:
         self._spec = spec
         self.graphs = graphs
         """Whether launches are captured; try it in a side process first, as it may abort."""
-        self._pipeline = Pipeline(spec, limits, self._prepare)
+        self._pipeline = Pipeline(spec, limits, self._prepare, self._guard)
         options = _options(threads=1)
         # an operator without a CUDA kernel must be an error, not a silent detour
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
@@ -138,7 +137,7 @@ class OnnxCuda:
             "use_tf32": "0",
             "enable_cuda_graph": str(int(graphs)),
         }
-        with _device_lock:
+        with _captures.call():
             self._session: Any = _session(graph, options, CUDA, settings)
 
     def score(self, batch: Batch) -> Float32Array:
@@ -147,8 +146,11 @@ class OnnxCuda:
 
     def begin(self, batch: Batch) -> Callable[[], Float32Array]:
         """See Overlapping; a batch is copied to the device while the one before is computed."""
-        with _device_lock:
-            return self._pipeline.begin(batch)
+        return self._pipeline.begin(batch)
+
+    def _guard(self, place: Place | None) -> AbstractContextManager[None]:
+        captures = self.graphs and place is not None and place.runs < _CAPTURE_RUNS
+        return _captures.capture() if captures else _captures.call()
 
     def capture(self) -> None:
         """Run every place of every bucket until it is captured; raises BackendFault."""
@@ -180,6 +182,6 @@ class OnnxCuda:
 
     def close(self) -> None:
         """Free the graphs, then the buffers, then the streams."""
-        with _device_lock:
+        with _captures.call():
             self._session = None
             self._pipeline.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import msgspec
@@ -36,18 +37,36 @@ class Place(msgspec.Struct):
     taken: threading.Lock
     """Held from a batch's begin to its end."""
     launch: Launch | None = None
+    runs: int = 0
+    """Batches that were begun here."""
+
+
+Guard = Callable[[Place | None], AbstractContextManager[None]]
+
+
+def _unguarded(_: Place | None) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class Pipeline:
     """Streams and memory of one engine with fixed buckets."""
 
     def __init__(
-        self, spec: InputSpec, limits: BatchSpec, prepare: Callable[[Place], Launch]
+        self,
+        spec: InputSpec,
+        limits: BatchSpec,
+        prepare: Callable[[Place], Launch],
+        guard: Guard = _unguarded,
     ) -> None:
-        """`prepare` says how to queue a place's computation on the computing stream."""
+        """`prepare` says how to queue a place's computation on the computing stream.
+
+        `guard` is held around calls of the device: with the place where a batch is begun,
+        with None elsewhere. Waiting for a free place is outside.
+        """
         self.buckets = Buckets(limits)
         self._spec = spec
         self._prepare = prepare
+        self._guard = guard
         self._copying = cuda.Stream()
         self.computing = cuda.Stream()
         self._places: dict[Bucket, list[Place]] = {}
@@ -62,24 +81,29 @@ class Pipeline:
         place = self._next(bucket)
         place.taken.acquire()
         try:
-            if place.launch is None:
-                place.launch = self._prepare(place)
-            buckets.fill(place.inputs.arrays, batch)
-            place.inputs.upload(self._copying)
-            place.uploaded.record(self._copying)
-            self.computing.follow(place.uploaded)
-            place.launch()
-            place.outputs.download(self.computing)
-            place.done.record(self.computing)
+            with self._guard(place):
+                self._queue(place, batch)
         except BaseException:
             place.taken.release()
             raise
         return partial(self._end, place, batch)
 
-    @staticmethod
-    def _end(place: Place, batch: Batch) -> Float32Array:
+    def _queue(self, place: Place, batch: Batch) -> None:
+        if place.launch is None:
+            place.launch = self._prepare(place)
+        buckets.fill(place.inputs.arrays, batch)
+        place.inputs.upload(self._copying)
+        place.uploaded.record(self._copying)
+        self.computing.follow(place.uploaded)
+        place.launch()
+        place.runs += 1
+        place.outputs.download(self.computing)
+        place.done.record(self.computing)
+
+    def _end(self, place: Place, batch: Batch) -> Float32Array:
         try:
-            place.done.wait()
+            with self._guard(None):
+                place.done.wait()
             return buckets.take(place.outputs.arrays, batch)
         finally:
             place.taken.release()
@@ -88,20 +112,24 @@ class Pipeline:
         """The places of a bucket take turns."""
         places = self._places.setdefault(bucket, [])
         if len(places) < PLACES:
-            self._serial += 1
-            place = Place(
-                bucket,
-                self._serial,
-                cuda.Slab(buckets.input_layout(bucket, self._spec)),
-                cuda.Slab(buckets.output_layout(bucket, self._spec)),
-                cuda.Event(),
-                cuda.Event(),
-                threading.Lock(),
-            )
+            with self._guard(None):
+                place = self._new(bucket)
         else:
             place = places.pop(0)
         places.append(place)
         return place
+
+    def _new(self, bucket: Bucket) -> Place:
+        self._serial += 1
+        return Place(
+            bucket,
+            self._serial,
+            cuda.Slab(buckets.input_layout(bucket, self._spec)),
+            cuda.Slab(buckets.output_layout(bucket, self._spec)),
+            cuda.Event(),
+            cuda.Event(),
+            threading.Lock(),
+        )
 
     def close(self) -> None:
         """Free memory, events and streams; the engine must be gone."""
