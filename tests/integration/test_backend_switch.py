@@ -45,7 +45,7 @@ def serving(client: httpx.Client) -> object:
 
 
 def wait_until_serving(client: httpx.Client, kind: str) -> None:
-    eventually(lambda: serving(client) == kind, within_s=5)
+    eventually(lambda: serving(client) == kind)
 
 
 def wait_for_answers(caller: Caller, more: int) -> None:
