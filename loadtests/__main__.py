@@ -31,6 +31,7 @@ _COMMANDS = {
     "swaps": ("swaps", "many swaps of this service under a steady load, judged"),
     "demo": ("demo", "three visitors of the shipped shop, and how their slates move"),
     "telemetry": ("telemetry", "CPU that metrics and tracing cost a request"),
+    "peers": ("peers", "the same model behind other servers, beside this one"),
     "trivial": ("trivial", "a server that does nothing, to measure the generator"),
 }
 
