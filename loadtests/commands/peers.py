@@ -34,6 +34,7 @@ from loadtests.driving.closed import ClosedRun, closed_loop
 from loadtests.driving.peers import PEERS, Peer
 from loadtests.driving.processes import StartFault
 from loadtests.driving.replay import Plan, replay
+from loadtests.driving.samples import RunFault
 from loadtests.driving.spool import Catalogue, Wire
 from loadtests.driving.target import Target
 from loadtests.traces import arrivals, synth, trace
@@ -43,7 +44,7 @@ from loadtests.verdicts.summary import summarise
 from loadtests.verdicts.text import verdict_lines
 from service.bundle import Bundle
 
-_START_S = 120
+_START_S = 60
 _PROBES = 3
 _CLOSE = 1e-4
 
@@ -83,6 +84,10 @@ def bodies_of(records: Sequence[Record], catalogue: Catalogue) -> list[dict[str,
     return bodies
 
 
+class _Refused(StartFault):
+    """The server does not understand the request: waiting does not help."""
+
+
 async def _rank(url: str, body: object) -> Any:
     """One answer's items, sorted by id; raises StartFault."""
     client = Client(Target.parse(url), max_connections=1, timeout_s=10)
@@ -90,6 +95,8 @@ async def _rank(url: str, body: object) -> Any:
         reply = await client.request("POST", "/rank", msgspec.json.encode(body))
     finally:
         await client.close()
+    if reply.status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
+        raise _Refused(f"/rank answered {reply.status}: {reply.body[:300]!r}")
     if reply.status != HTTPStatus.OK:
         raise StartFault(f"/rank answered {reply.status or reply.fault}: {reply.body[:300]!r}")
     answer = msgspec.json.decode(reply.body)
@@ -117,6 +124,8 @@ def _wait(url: str, bench: Bench, process: Popen[bytes], log: Path, *, listed: b
     while time.monotonic() < ends_s and process.poll() is None:
         try:
             return probe(url, bench, listed=listed)
+        except _Refused:
+            raise
         except StartFault as not_yet:
             fault = str(not_yet)
         time.sleep(0.3)
@@ -227,7 +236,7 @@ def measure_peer(peer: Peer, bench: Bench, expected: list[list[float]], folder: 
             scores = _wait(url, bench, server, log, listed=peer.listed)
             _check_same(scores, expected)
             figures = measure(bench, url, server.pid, listed=peer.listed)
-    except StartFault as fault:
+    except (StartFault, RunFault) as fault:
         return Row(name=peer.name, version=peer.version, reason=str(fault))
     return Row(name=peer.name, version=peer.version, figures=figures)
 

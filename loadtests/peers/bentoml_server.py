@@ -10,7 +10,7 @@ import msgspec
 from loadtests.peers.scoring import MAX_BATCH, Answer, Request, Scorer
 
 
-@bentoml.service(workers=1, traffic={"timeout": 60})
+@bentoml.service(workers=1, traffic={"timeout": 60}, logging={"access": {"enabled": False}})
 class Ranker:
     """A batchable route takes lists; each caller's list holds one request."""
 
