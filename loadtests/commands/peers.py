@@ -241,7 +241,7 @@ def measure_peer(peer: Peer, bench: Bench, expected: list[list[float]], folder: 
     return Row(name=peer.name, version=peer.version, figures=figures)
 
 
-def _bodies(args: argparse.Namespace, catalogue: Catalogue) -> list[dict[str, Any]]:
+def bodies(args: argparse.Namespace, catalogue: Catalogue) -> list[dict[str, Any]]:
     if args.trace is not None:
         records = [record for record in trace.read(args.trace) if record.kind == "rank"]
     else:
@@ -285,7 +285,7 @@ def run(args: argparse.Namespace) -> int:
                 bundle=bundle,
                 redis_url=redis_url,
                 redis_pid=int(store.info("server")["process_id"]),
-                bodies=_bodies(args, Catalogue(items)),
+                bodies=bodies(args, Catalogue(items)),
                 args=args,
             )
             rows = _rows(bench, [peer for peer in PEERS if peer.name in args.only], Path(folder))
