@@ -57,6 +57,9 @@ def add_sending(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--connections", type=int, default=32, help="opened before, each process")
     group.add_argument("--max-connections", type=int, default=1024, help="of each process")
     group.add_argument("--cores", type=int, nargs="*", default=[], help="pin generators to these")
+    group.add_argument(
+        "--realtime", action="store_true", help="generators go before others (SCHED_FIFO; root)"
+    )
 
 
 def add_faults(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +112,7 @@ def plan(args: argparse.Namespace, *, name: str) -> Plan:
         connections=args.connections,
         max_connections=args.max_connections,
         cores=args.cores,
+        realtime=args.realtime,
         schedule=schedule,
         pids=pids,
     )
