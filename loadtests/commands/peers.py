@@ -10,14 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from http import HTTPStatus
 from itertools import cycle
 from pathlib import Path
 from subprocess import Popen
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,6 +29,7 @@ from loadtests.commands.curve import retimed
 from loadtests.driving import processes
 from loadtests.driving.client import Client
 from loadtests.driving.closed import ClosedRun, closed_loop
+from loadtests.driving.first_answers import Body, Scores, check_same, sent, wait_for_scores
 from loadtests.driving.peers import PEERS, Peer
 from loadtests.driving.processes import StartFault
 from loadtests.driving.replay import Plan, replay
@@ -45,10 +43,6 @@ from loadtests.verdicts.summary import summarise
 from loadtests.verdicts.text import verdict_lines
 from service.bundle import Bundle
 
-_START_S = 60
-_PROBES = 3
-_CLOSE = 1e-4
-
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
     """What all servers are given."""
@@ -56,22 +50,18 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     bundle: Bundle
     redis_url: str
     redis_pid: int
-    bodies: list[dict[str, Any]]
+    bodies: list[Body]
     """Of `/rank`, in the trace's order."""
     args: argparse.Namespace
 
     def encoded(self, target: Target, *, listed: bool) -> list[bytes]:
         return [
-            target.encode("POST", "/rank", msgspec.json.encode(_sent(body, listed=listed)))
+            target.encode("POST", "/rank", msgspec.json.encode(sent(body, listed=listed)))
             for body in self.bodies
         ]
 
 
-def _sent(body: dict[str, Any], *, listed: bool) -> object:
-    return [body] if listed else body
-
-
-def bodies_of(records: Sequence[Record], catalogue: Catalogue) -> list[dict[str, Any]]:
+def bodies_of(records: Sequence[Record], catalogue: Catalogue) -> list[Body]:
     """The body of each ranking, with a deadline that no server here misses."""
     bodies = []
     for record in records:
@@ -83,55 +73,6 @@ def bodies_of(records: Sequence[Record], catalogue: Catalogue) -> list[dict[str,
         context = {"context": {"surface": record.surface}} if record.surface else {}
         bodies.append({"user_id": record.user, "items": items, "timeout_ms": 5000} | context)
     return bodies
-
-
-class _Refused(StartFault):
-    """The server does not understand the request: waiting does not help."""
-
-
-async def _rank(url: str, body: object) -> Any:
-    """One answer's items, sorted by id; raises StartFault."""
-    client = Client(Target.parse(url), max_connections=1, timeout_s=10)
-    try:
-        reply = await client.request("POST", "/rank", msgspec.json.encode(body))
-    finally:
-        await client.close()
-    if reply.status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
-        raise _Refused(f"/rank answered {reply.status}: {reply.body[:300]!r}")
-    if reply.status != HTTPStatus.OK:
-        raise StartFault(f"/rank answered {reply.status or reply.fault}: {reply.body[:300]!r}")
-    answer = msgspec.json.decode(reply.body)
-    (ranking,) = answer if isinstance(answer, list) else [answer]
-    return sorted(ranking["items"], key=lambda item: str(item["id"]))
-
-
-def probe(url: str, bench: Bench, *, listed: bool) -> list[list[float]]:
-    """Scores of the first requests, at a fixed time, by item id."""
-    hour_ms = 3_600_000
-    now_ms = time.time_ns() // 1_000_000
-    # a service that is still warming refuses what may not be degraded
-    fixed = {"ts": now_ms // hour_ms * hour_ms, "allow_degraded": False}
-    answers = [
-        uvloop.run(_rank(url, _sent(body | fixed, listed=listed)))
-        for body in bench.bodies[:_PROBES]
-    ]
-    return [[item["score"] for item in answer] for answer in answers]
-
-
-def _wait(url: str, bench: Bench, process: Popen[bytes], log: Path, *, listed: bool) -> Any:
-    """The scores of the first requests, once they are answered; raises StartFault."""
-    ends_s = time.monotonic() + _START_S
-    fault = "no answer"
-    while time.monotonic() < ends_s and process.poll() is None:
-        try:
-            return probe(url, bench, listed=listed)
-        except _Refused:
-            raise
-        except StartFault as not_yet:
-            fault = str(not_yet)
-        time.sleep(0.3)
-    tail = log.read_text(errors="replace").strip()[-600:]
-    raise StartFault(f"{fault}; the end of its log: {tail}")
 
 
 @contextmanager
@@ -176,7 +117,7 @@ def measure(bench: Bench, url: str, pid: int, *, listed: bool) -> Figures:
     rate = (good - degraded) / closed.wall_s
     # `path` makes the body the record's own; times come from the Poisson process
     records = [
-        Record(timestamp=0, path="/rank", body=_sent(body, listed=listed)) for body in bench.bodies
+        Record(timestamp=0, path="/rank", body=sent(body, listed=listed)) for body in bench.bodies
     ]
     wire = Wire(target=Target.parse(url), catalogue=Catalogue.numbered(1))
     plan = Plan(
@@ -203,14 +144,7 @@ def measure(bench: Bench, url: str, pid: int, *, listed: bool) -> Figures:
     )
 
 
-def _check_same(scores: list[list[float]], expected: list[list[float]]) -> None:
-    """Raise StartFault where a server scores otherwise than ours."""
-    for own, ours in zip(scores, expected, strict=True):
-        if len(own) != len(ours) or not np.allclose(own, ours, rtol=0, atol=_CLOSE):
-            raise StartFault("it does not rank as ours does")
-
-
-def measure_ours(bench: Bench, folder: Path) -> tuple[Row, list[list[float]]]:
+def measure_ours(bench: Bench, folder: Path) -> tuple[Row, Scores]:
     """Our row, and the scores that the others must give too; raises StartFault."""
     port = processes.free_port()
     manifest = bench.bundle.manifest
@@ -223,27 +157,27 @@ def measure_ours(bench: Bench, folder: Path) -> tuple[Row, list[list[float]]]:
         "RANKER_BACKEND": bench.args.backend,
     }
     with _started([sys.executable, "-m", "service"], env, port, folder) as (url, server, log):
-        scores = _wait(url, bench, server, log, listed=False)
+        scores = wait_for_scores(url, bench.bodies, server, log=log, listed=False)
         figures = measure(bench, url, server.pid, listed=False)
     return Row(name=OURS, version=bench.args.backend, figures=figures), scores
 
 
-def measure_peer(peer: Peer, bench: Bench, expected: list[list[float]], folder: Path) -> Row:
+def measure_peer(peer: Peer, bench: Bench, expected: Scores, folder: Path) -> Row:
     """A peer's row; what keeps it from being measured is its reason."""
     try:
         program = peer.prepare(bench.args.environments)
         port = processes.free_port()
         env = peer.environment(bundle=bench.bundle.folder, redis_url=bench.redis_url, port=port)
         with _started(peer.command(program, port), env, port, folder) as (url, server, log):
-            scores = _wait(url, bench, server, log, listed=peer.listed)
-            _check_same(scores, expected)
+            scores = wait_for_scores(url, bench.bodies, server, log=log, listed=peer.listed)
+            check_same(scores, expected)
             figures = measure(bench, url, server.pid, listed=peer.listed)
     except (StartFault, RunFault) as fault:
         return Row(name=peer.name, version=peer.version, reason=str(fault))
     return Row(name=peer.name, version=peer.version, figures=figures)
 
 
-def bodies(args: argparse.Namespace, catalogue: Catalogue) -> list[dict[str, Any]]:
+def bodies(args: argparse.Namespace, catalogue: Catalogue) -> list[Body]:
     if args.trace is not None:
         records = [record for record in trace.read(args.trace) if record.kind == "rank"]
     else:
