@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 REPLY_RESERVE_S = 0.002
 """Kept of every deadline for writing the answer."""
 
 
 class Admission:
-    """Permits. Draining changes readiness alone: whoever still comes is served."""
+    """Permits. Draining changes readiness alone: whoever still comes is served.
+
+    As a context, counts one request in flight; enters with False where there are too many.
+    """
 
     def __init__(self, *, max_in_flight: int) -> None:
         self.in_flight = 0
         self.draining = False
         self._max_in_flight = max_in_flight
 
-    @contextmanager
-    def permit(self) -> Iterator[bool]:
-        """Count one request in flight; yields False where there are too many."""
+    def __enter__(self) -> bool:
         self.in_flight += 1
-        try:
-            yield self.in_flight <= self._max_in_flight
-        finally:
-            self.in_flight -= 1
+        return self.in_flight <= self._max_in_flight
+
+    def __exit__(self, *_: object) -> None:
+        self.in_flight -= 1
 
 
 class Deadline:

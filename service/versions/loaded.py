@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import xxhash
 
@@ -41,7 +41,10 @@ class _Encoder:
 
 
 class LoadedVersion:
-    """One version in memory. It is closed when it is retired and the last lease is back."""
+    """One version in memory. It is closed when it is retired and the last lease is back.
+
+    As a context it is leased: it stays open for one request.
+    """
 
     def __init__(
         self,
@@ -99,18 +102,16 @@ class LoadedVersion:
         if rung is not None:
             self.batcher.add_rung(rung)
 
-    @contextmanager
-    def lease(self) -> Iterator[LoadedVersion]:
-        """Keep the version open for one request."""
+    def __enter__(self) -> Self:
         assert not self.closed, f"{self.version} is closed"
         self.leases += 1
         self._idle.clear()
-        try:
-            yield self
-        finally:
-            self.leases -= 1
-            if not self.leases:
-                self._idle.set()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leases -= 1
+        if not self.leases:
+            self._idle.set()
 
     async def retire(self) -> None:
         """Wait until the last lease is back, then free the engines off the loop."""

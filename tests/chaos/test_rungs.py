@@ -33,6 +33,8 @@ from service.signals.store import SignalStore
 from service.versions.loaded import LoadedVersion
 from service.versions.roles import Versions
 
+pytestmark = pytest.mark.alone
+
 STORE = Path(__file__).parents[2] / "models" / "store" / "shop"
 CALLERS = 200
 SLATE = 20

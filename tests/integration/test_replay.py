@@ -23,6 +23,8 @@ from loadtests.traces import arrivals, synth
 from loadtests.traces.trace import Record
 from loadtests.verdicts.summary import summarise
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def trivial(tmp_path: Path) -> Iterator[str]:
