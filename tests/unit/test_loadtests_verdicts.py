@@ -372,7 +372,7 @@ def example(name: str) -> tuple[dict[str, float], dict[str, str]]:
     """Results and verdicts on the claims of a case among the examples."""
     case = msgspec.json.decode(Path("loadtests/examples", name).read_bytes(), type=Case)
     lines = compute(case)
-    claims = {claim.name: claim.verdict for claim in check_claims(case, lines)}
+    claims: dict[str, str] = {claim.name: claim.verdict for claim in check_claims(case, lines)}
     return {line.name: line.value for line in lines}, claims
 
 
