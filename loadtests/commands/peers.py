@@ -128,7 +128,9 @@ def measure(bench: Bench, url: str, pid: int, *, listed: bool) -> Figures:
         quiet=True,
     )
     paced = retimed(records, args.share * rate, args.duration_s, seed=args.seed)
+    before_s = processes.cpu_s([pid])
     opened = summarise(replay(paced, wire, plan).samples)
+    open_cpu_s = processes.cpu_s([pid]) - before_s
     return Figures(
         rate=rate,
         cpu_us=cpu_s["server"] / (good - degraded) * 1e6,
@@ -137,6 +139,7 @@ def measure(bench: Bench, url: str, pid: int, *, listed: bool) -> Figures:
         p99_ms=closed.percentile_ms(99),
         errors=sum(closed.failures.values()) + degraded,
         open_rate=opened.offered_rate,
+        open_cpu_us=open_cpu_s / max(opened.served, 1) * 1e6,
         open_p50_ms=opened.judged.p50_ms,
         open_p99_ms=opened.judged.p99_ms,
         open_errors=opened.offered - opened.served + sum(opened.degraded.values()),

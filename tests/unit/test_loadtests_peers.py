@@ -23,6 +23,7 @@ def figures(cpu_us: float, **other: float) -> Figures:
         p99_ms=20,
         errors=0,
         open_rate=700,
+        open_cpu_us=cpu_us,
         open_p50_ms=4,
         open_p99_ms=12,
         open_errors=0,
