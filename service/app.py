@@ -52,7 +52,9 @@ class Service(FastAPI):
         self.device_lost = False
         """Whether a device was lost when the service shut down."""
         self.metrics.ready.set_function(lambda: self.versions.primary is not None)
-        self.admission = Admission(max_in_flight=settings.max_in_flight)
+        self.admission = Admission(
+            max_in_flight=settings.max_in_flight, late_s=settings.max_queue_ms / 2e3
+        )
         self.access = Access(
             [key.get_secret_value() for key in settings.api_keys], quota_rps=settings.quota_rps
         )

@@ -139,7 +139,7 @@ class Instruments:
             *_of_versions(versions),
             *_of_rungs(versions),
             *_of_signals(signals),
-            _of_admission(admission),
+            *_of_admission(admission),
         ]
         self.telemetry.metrics.registry.register(LiveValues(readings))
 
@@ -272,11 +272,20 @@ def _of_signals(store: SignalStore) -> list[Reading]:
     ]
 
 
-def _of_admission(admission: Admission) -> Reading:
-    return Reading(
-        "gauge",
-        "ranker_in_flight",
-        "Requests in flight",
-        (),
-        lambda: {(): admission.in_flight},
-    )
+def _of_admission(admission: Admission) -> list[Reading]:
+    return [
+        Reading(
+            "gauge",
+            "ranker_in_flight",
+            "Requests in flight",
+            (),
+            lambda: {(): admission.in_flight},
+        ),
+        Reading(
+            "gauge",
+            "ranker_in_flight_limit",
+            "Requests that may be in flight; falls while the event loop is behind",
+            (),
+            lambda: {(): admission.limit},
+        ),
+    ]

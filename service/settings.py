@@ -101,7 +101,9 @@ class Settings(BaseModel):
     )
     engine_threads: int = Field(1, ge=1, description="threads inside one engine run")
     max_queue_ms: float = Field(50, gt=0, description="most predicted time in the batch queue")
-    max_in_flight: int = Field(1_024, ge=1, description="most requests in flight")
+    max_in_flight: int = Field(
+        1_024, ge=1, description="most requests in flight; fewer while the loop is behind"
+    )
     drain_ms: float = Field(0, ge=0, description="from readiness off to listener closed")
     api_keys: tuple[SecretStr, ...] = Field(
         (), description="comma-separated keys of the data routes; open if none"

@@ -110,6 +110,7 @@ class Ranker:
             top_n=min(query.top_n or len(slate.ids), len(slate.ids)),
         )
         ranking = request.ranking
+        self._admission.note_turn(deadline.received_s)
         try:
             with self._admission as admitted:
                 version = self._versions.pick(query.model, request.user)
