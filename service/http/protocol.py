@@ -47,8 +47,8 @@ class DirectExchange:
         self.cancel_on_leave = False
         self.keep_alive = keep_alive
         self.response_complete = False
-        self.parts: list[bytes] = []
-        self.held_bytes = 0
+        self.held: bytes | bytearray = b""
+        """The body so far, in one piece: a caller may send it in single bytes."""
         self.whole = False
         self._connection = connection
         self._endpoint = endpoint
@@ -58,24 +58,30 @@ class DirectExchange:
         """See Exchange."""
         if not self.whole:
             raise CallerLeft
-        if self.held_bytes > limit:
+        if len(self.held) > limit:
             raise too_large(limit)
-        return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        return bytes(self.held)
 
     async def reply(self, status: int, headers: Headers, body: bytes) -> None:
-        """See Exchange. Names and values are our own or checked, so none can break a line."""
-        assert not self.response_complete
-        self.response_complete = True
+        """See Exchange; raises RuntimeError for a second answer, or a value with a line break."""
+        if self.response_complete:
+            raise RuntimeError("the request is answered already")
         connection = self._connection
         if self.gone or connection.transport.is_closing():
+            self.response_complete = True
             return
         last = not self.keep_alive or connection.hot_app.draining
         lines = [STATUS_LINE[status]]
         for name, value in (*connection.server_state.default_headers, *headers):
+            if b"\n" in value or b"\r" in value:
+                raise RuntimeError(f"the header {name!r} has a line break")
             lines += (name, b": ", value, b"\r\n")
         ending = b"connection: close\r\n\r\n" if last else b"\r\n"
         lines += (b"content-length: %d\r\n" % len(body), ending, body)
         connection.transport.write(b"".join(lines))
+        self.response_complete = True
+        self.held = b""  # the connection keeps this exchange until its next one
+        connection.answering = None
         if last:
             connection.transport.close()
         connection.on_response_complete()
@@ -83,6 +89,7 @@ class DirectExchange:
     def start(self) -> None:
         """Run the endpoint."""
         tasks = self._connection.tasks
+        self._connection.answering = self
         # a context of its own: asyncio would leak one request's into the next
         self._task = self._connection.loop.create_task(
             cast("Any", self._endpoint(self)), context=contextvars.Context()
@@ -100,6 +107,8 @@ class DirectExchange:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._connection.tasks.discard(task)
+        if self._connection.answering is self:
+            self._connection.answering = None
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _log.error("unexpected error", exc_info=error)
@@ -115,6 +124,8 @@ class Connection(HttpToolsProtocol):
         self.hot_app = cast("HotApp", self.app)
         self._direct: DirectExchange | None = None
         """The exchange whose body is being read, on the short way."""
+        self.answering: DirectExchange | None = None
+        """The exchange whose endpoint runs; a pipelined request may be the newer cycle."""
 
     def on_headers_complete(self) -> None:
         """Stamp the request, for a busy loop may run it much later; choose its way."""
@@ -142,14 +153,18 @@ class Connection(HttpToolsProtocol):
         if direct is None:
             super().on_body(body)
             return
-        direct.parts.append(body)
-        direct.held_bytes += len(body)
-        if direct.held_bytes > _MAX_BODY_BYTES:
+        if not direct.held:
+            direct.held = body
+        else:
+            if isinstance(direct.held, bytes):
+                direct.held = bytearray(direct.held)
+            direct.held += body
+        if len(direct.held) > _MAX_BODY_BYTES:
             self._direct = None
             self.cycle = cast("Any", None)
             cast("Scope", self.scope)[RECEIVED] = direct.received_s
             super().on_headers_complete()
-            super().on_body(b"".join(direct.parts))
+            super().on_body(bytes(direct.held))
 
     def on_message_complete(self) -> None:
         """Run the request whose body is whole."""
@@ -164,14 +179,15 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Close as uvicorn does, then tell the request."""
         cycle: Any = self.cycle
+        running = self.answering
         if isinstance(cycle, DirectExchange):
-            self.cycle = cast("Any", None)
-            super().connection_lost(exc)
+            self.cycle = cast("Any", None)  # uvicorn knows no such cycle
             if not cycle.response_complete:
-                cycle.leave()
-            return
+                running = cycle
         super().connection_lost(exc)
-        if cycle is not None and not cycle.response_complete:
+        if running is not None:
+            running.leave()
+        elif cycle is not None and not cycle.response_complete:
             leave = cast("Scope", cycle.scope).get(ON_LEAVE)
             if leave is not None:
                 leave()

@@ -15,8 +15,10 @@ from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import (
     MaxConnectionsError,
+    ReadOnlyError,
     RedisClusterException,
     RedisError,
     ResponseError,
@@ -130,6 +132,8 @@ async def _read(connection: AbstractConnection, count: int) -> list[Reply]:
         parser: Any = connection._parser  # noqa: SLF001 - redis-py has no way to poll
         reader = parser._reader  # noqa: SLF001
         while len(replies) < count and (reply := reader.gets()) is not NOT_ENOUGH_DATA:
+            if isinstance(reply, RedisConnectionError | ReadOnlyError):
+                raise reply  # not of one command: the server is loading, or no master any more
             replies.append(reply)
     return replies
 

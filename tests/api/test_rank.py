@@ -127,6 +127,7 @@ def test_a_request_of_the_past_sees_no_age_from_the_future(api: httpx.Client) ->
         ({"priority": "urgent"}, "priority", "urgent"),
         ({"context": {"surfce": "home"}}, "context.surfce", "unknown"),
         ({"request_id": "a\r\nset-cookie: x"}, "request_id", "regex"),
+        ({"request_id": "a\n"}, "request_id", "regex"),
         ({"min_signal_token": "%%%"}, "min_signal_token", "regex"),
         ({"colour": "red"}, "colour", "unknown"),
     ],
