@@ -22,7 +22,7 @@ from service.versions.loaded import LoadedVersion
 from service.versions.traffic import Sample
 
 _WARM_RUNS = 3
-_REST = 3.0
+_REST = 8.0
 """Pause after a gentle warm-up run, as a multiple of its time."""
 
 
