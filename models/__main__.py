@@ -21,6 +21,8 @@ from models.presets import PRESETS
 from models.variants import KINDS
 from service.bundle import Bundle, OutputSpec
 from service.errors import RankerError
+
+
 def main(arguments: list[str]) -> int:
     """Run one command; 0 if it did what was asked."""
     options = _parser().parse_args(arguments)

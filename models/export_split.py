@@ -1,5 +1,7 @@
-"""The graph in two files: one encodes users, the other scores their tiles, so that a user's
-encoding can be kept between requests."""
+"""The graph in two files: one encodes users, the other scores their tiles.
+
+So a user's encoding can be kept between requests.
+"""
 
 from __future__ import annotations
 

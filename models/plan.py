@@ -36,23 +36,19 @@ def build_plans(
         raise PlanFault(f"{lib.product} builds for the device at hand alone; the service does it")
     wanted = [(sm, precision) for sm in sms for precision in precisions]
     for sm, precision in tqdm(wanted, desc="plan", leave=False):
-        graph_file = bundle.manifest.graphs.get(precision)
-        if graph_file is None:
+        if precision not in bundle.manifest.graphs:
             yield f"{sm} {precision}: the bundle has no such graph"
         elif precision == "fp8" and float(sm) < _LEAST_FP8:
             yield f"{sm} {precision}: no such units before {_LEAST_FP8}"
         else:
-            yield f"{sm} {precision}: {_build(bundle, lib, graph_file, sm, precision, cache)}"
+            yield f"{sm} {precision}: {_build(bundle, lib, precision, sm=sm, cache=cache)}"
 
 
-def _build(
-    bundle: Bundle, lib: tensorrt.Library, file: str, sm: str, precision: str, cache: Path
-) -> str:
-    manifest, graph = bundle.manifest, bundle.read(file)
+def _build(bundle: Bundle, lib: tensorrt.Library, precision: str, *, sm: str, cache: Path) -> str:
+    manifest = bundle.manifest
+    graph = bundle.read(manifest.graphs[precision])
     device = cuda.Device(name="", sm=sm, total_bytes=0, driver=0)
-    key: PlanKey = tensorrt.plan_key(
-        lib, device, graph, precision=precision, limits=manifest.batch
-    )
+    key: PlanKey = tensorrt.plan_key(lib, device, graph, precision=precision, limits=manifest.batch)
     plans, name = PlanCache(cache / sm), f"{manifest.name}-{manifest.version}"
     try:
         return f"{len(plans.read(name, key)) / 1e6:.1f} MB, in the cache already"

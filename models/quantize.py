@@ -26,7 +26,7 @@ _OPSET = 19
 _IR_VERSION = 9
 
 
-_BOUNDS = {
+_BOUNDS: dict[int, tuple[float, float]] = {
     TensorProto.UINT8: (0.0, 255.0),
     TensorProto.INT8: (-127.0, 127.0),
     TensorProto.FLOAT8E4M3FN: (-448.0, 448.0),

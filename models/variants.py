@@ -33,6 +33,7 @@ class Kind(NamedTuple):
     precision: str
     use: str
     rewrite: Rewrite
+    on_cpu: bool = False
 
 
 def _products(scheme: Scheme) -> Rewrite:
@@ -51,6 +52,7 @@ KINDS = {
         "int8",
         "ONNX Runtime and OpenVINO on the CPU",
         lambda graph, seen: quantize_table(_products(CPU_INT8)(graph, seen)),
+        on_cpu=True,
     ),
     "fp8": Kind("fp8", "TensorRT, from compute capability 8.9 on", _in_halves(FP8)),
 }
@@ -121,7 +123,7 @@ def make_variants(
     for name in names:
         kind = KINDS[name]
         rewritten = kind.rewrite(graph, seen)
-        logits = score_graph(rewritten, test, name=name)
+        logits = score_graph(rewritten, test, name=name, fused=kind.on_cpu)
         verdict = judge(reference, logits, test, output, LIMITS[kind.precision])
         made.append(Variant(name, kind.precision, kind.use, rewritten, verdict))
         tqdm.write(as_line(made[-1], len(graph)))

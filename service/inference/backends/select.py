@@ -190,9 +190,7 @@ def build_later(
         try:
             cache = PlanCache(plans)
             ready(
-                _open_checked(
-                    bundle, golden, "tensorrt", 1, cache, precision=precision, build=True
-                )
+                _open_checked(bundle, golden, "tensorrt", 1, cache, precision=precision, build=True)
             )
         except (Unavailable, BundleFault) as error:
             _log.warning("no plan was built", extra={"reason": str(error)})
