@@ -19,7 +19,8 @@ demo: $(LOAD)  ## Three visitors, what they click, and how their slates move
 	@$(BIN)/python -m loadtests demo
 
 test: $(DEV) $(AGENT) lint  ## Set up, check style, types and layers, and run the tests
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m "not alone" --cov --cov-report=
+	$(BIN)/python -m pytest -m alone --cov --cov-append --cov-report=term:skip-covered
 
 lint: $(DEV)  ## Style, types and layers
 	$(BIN)/ruff check .

@@ -29,8 +29,10 @@ _COMMANDS = {
     "backends": ("backends", "every engine of this host, on one model"),
     "real-days": ("real_days", "the test days of a click log, live, against offline figures"),
     "swaps": ("swaps", "many swaps of this service under a steady load, judged"),
+    "rehearse": ("rehearse", "an hour of traffic in minutes, with swaps and a Redis stall"),
     "demo": ("demo", "three visitors of the shipped shop, and how their slates move"),
     "telemetry": ("telemetry", "CPU that metrics and tracing cost a request"),
+    "peers": ("peers", "the same model behind other servers, beside this one"),
     "trivial": ("trivial", "a server that does nothing, to measure the generator"),
 }
 

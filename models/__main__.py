@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from models import sources
+from models import beauty, sources
 from models.build import Checkpoint, choose_slates, gather, report, train
 from models.compress import Subject, compress, test_slates, with_variants, write_variants
 from models.export import to_onnx
@@ -18,6 +18,7 @@ from models.log import Log
 from models.pack import pack
 from models.plan import PRECISIONS, SMS, build_plans
 from models.presets import PRESETS
+from models.train import DEVICES, device_named
 from models.variants import KINDS
 from service.bundle import Bundle, OutputSpec
 from service.errors import RankerError
@@ -43,10 +44,11 @@ def _train(options: argparse.Namespace, _command: str) -> None:
 
 
 def _trained(options: argparse.Namespace, log: Log) -> Checkpoint:
-    recipe = msgspec.structs.replace(sources.RECIPES[options.log], seed=options.seed)
+    recipe = sources.recipe(options.log, options.preset)
+    recipe = msgspec.structs.replace(recipe, seed=options.seed)
     if options.epochs is not None:
         recipe = msgspec.structs.replace(recipe, epochs=options.epochs)
-    return train(log, PRESETS[options.preset], recipe)
+    return train(log, PRESETS[options.preset], recipe, device=device_named(options.device))
 
 
 def _evaluate(options: argparse.Namespace, _command: str) -> None:
@@ -107,18 +109,40 @@ def _write(options: argparse.Namespace, log: Log, checkpoint: Checkpoint, comman
     print(pack(parts, options.out, version=options.version).folder)
 
 
+def _beauty(options: argparse.Namespace, _command: str) -> None:
+    sequences = beauty.read_sequences(options.data)
+    recipe = msgspec.structs.replace(beauty.RECIPES[options.loss], seed=options.seed)
+    if options.epochs is not None:
+        recipe = msgspec.structs.replace(recipe, epochs=options.epochs)
+    model, figures = beauty.fit(sequences, recipe, device=device_named(options.device))
+    test = beauty.rank(model, sequences, held_out=1)
+    for epoch, figure in enumerate(figures):
+        print(f"epoch {epoch} validation ndcg10 {figure:.4f}")
+    print(f"{len(sequences)} users, loss {recipe.loss}, the best epoch's model:")
+    for name, label in (("ndcg", "NDCG@10"), ("recall", "recall@10")):
+        print(f"test {label} {test.interval(name, seed=options.seed)}")
+
+
 def _parser() -> argparse.ArgumentParser:
     source = argparse.ArgumentParser(add_help=False)
     sources.add_arguments(source)
-    training = argparse.ArgumentParser(add_help=False)
+    machine = argparse.ArgumentParser(add_help=False)
+    machine.add_argument(
+        "--device", choices=DEVICES, default="auto", help="auto: cuda where there is one"
+    )
+    machine.add_argument("--epochs", type=int, help="at most; default: the recipe's own")
+    training = argparse.ArgumentParser(add_help=False, parents=[machine])
     training.add_argument("--preset", choices=sorted(PRESETS), default="tiny")
-    training.add_argument("--epochs", type=int, help="at most; default: the log's own")
     checkpoint = argparse.ArgumentParser(add_help=False)
     checkpoint.add_argument("--checkpoint", type=Path, required=True)
     store = argparse.ArgumentParser(add_help=False)
     store.add_argument("--out", type=Path, required=True, help="the store's folder")
     store.add_argument("--version", default="", help="default: a day and a digest of the content")
     _add_variants(store, default=())
+    sequences = argparse.ArgumentParser(add_help=False, parents=[machine])
+    sequences.add_argument("--data", type=Path, required=True, help="folder of sequences.txt")
+    sequences.add_argument("--loss", choices=sorted(beauty.RECIPES), default="full")
+    sequences.add_argument("--seed", type=int, default=1)
     graph = argparse.ArgumentParser(add_help=False)
     graph.add_argument("--out", type=Path, required=True, help="the ONNX file")
     graph.add_argument(
@@ -151,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         (_export, [checkpoint, graph], "write the ONNX file alone"),
         (_quantize, [source, trained, variants], "write smaller graphs, and judge each"),
         (_plan, [plans], "build TensorRT's engine plans; for RTX no GPU is needed"),
+        (_beauty, [sequences], "purchase sequences: train a retrieval model, rank all items"),
     ):
         command = commands.add_parser(
             run.__name__[1:], parents=parents, help=summary, description=summary

@@ -74,7 +74,7 @@ class EvaluatedSlates(msgspec.Struct, frozen=True):
     encoded: Examples
 
 
-def train(log: Log, preset: Preset, recipe: Recipe) -> Checkpoint:
+def train(log: Log, preset: Preset, recipe: Recipe, *, device: str = "cpu") -> Checkpoint:
     """Train on slates before the validation days, or on all before the test if there are none."""
     log.check()
     space = RowSpace(preset.input_spec())
@@ -84,7 +84,7 @@ def train(log: Log, preset: Preset, recipe: Recipe) -> Checkpoint:
     if held_out.all():
         raise LogFault("impressions.at_ms: nothing before the validation days")
     validation = examples.slates(held_out) if held_out.any() else None
-    network, epochs = fit(preset, recipe, examples.slates(~held_out), validation)
+    network, epochs = fit(preset, recipe, examples.slates(~held_out), validation, device=device)
     return Checkpoint(network, recipe, epochs, log.digest())
 
 

@@ -88,6 +88,9 @@ class Inputs(NamedTuple):
     cand_ids: Tensor
     tile_user: Tensor
 
+    def to(self, device: torch.device | str) -> Inputs:
+        return Inputs(*(column.to(device) for column in self))
+
 
 class Network(nn.Module):
     """Logits of click and long dwell for tiles of candidates."""
@@ -146,7 +149,7 @@ class Network(nn.Module):
 
     def embed(self, table: Tensor, ids: Tensor, starts: list[int]) -> Tensor:
         """The sum of the rows of `ids` [..., columns]: [..., D]."""
-        flat = (ids + torch.tensor(starts, dtype=ids.dtype)).flatten(0, -2)
+        flat = (ids + torch.tensor(starts, dtype=ids.dtype, device=ids.device)).flatten(0, -2)
         summed = functional.embedding_bag(flat, table, mode="sum")
         summed = functional.dropout(summed, self.dropout, self.training)
         return cast(Tensor, self.project(summed.reshape(*ids.shape[:-1], -1)))

@@ -20,6 +20,11 @@ from models.presets import Preset
 from service.domain import Int64Array
 from service.encoding.history import MASKED
 from service.encoding.rows import PADDING_ROW, UNKNOWN_ROW
+from service.errors import RankerError
+
+
+class TrainingFault(RankerError):
+    """Training that cannot start here; says why."""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,16 +50,34 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Weight of the in-slate pairwise term (BPR) on clicks."""
 
 
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def device_named(name: str) -> str:
+    """The device that one of DEVICES means here; raises TrainingFault where there is none."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise TrainingFault("--device cuda: torch sees no CUDA device")
+    return name
+
+
 def fit(
-    preset: Preset, recipe: Recipe, train: Examples, validation: Examples | None
+    preset: Preset,
+    recipe: Recipe,
+    train: Examples,
+    validation: Examples | None,
+    *,
+    device: str = "cpu",
 ) -> tuple[Network, list[dict[str, float]]]:
     """The network of the best epoch on validation slates, and each epoch's figures.
 
-    Without validation slates all epochs are run, and the last one stands.
+    Without validation slates all epochs are run, and the last one stands. The network comes
+    back to the CPU, wherever it was trained.
     """
     torch.manual_seed(recipe.seed)
     rng = np.random.default_rng(recipe.seed)
-    network = Network(preset, recipe.scales)
+    network = Network(preset, recipe.scales).to(device)
     network.dropout = recipe.dropout
     optimizer = torch.optim.AdamW(_groups(network, recipe))
     steps = recipe.epochs * -(-len(train.at_ms) // recipe.slates_per_batch)
@@ -67,7 +90,8 @@ def fit(
         network.train()
         for batch, labels in _batches(train, recipe, rng):
             optimizer.zero_grad(set_to_none=True)
-            torch.autograd.backward(_loss(network, batch, labels, recipe))
+            loss = _loss(network, batch.to(device), labels.to(device), recipe)
+            torch.autograd.backward(loss)
             optimizer.step()
             _zero_padding(network)
             schedule.step()
@@ -84,7 +108,7 @@ def fit(
     progress.close()
     if validation is not None:
         network.load_state_dict(best)
-    return network.eval(), figures
+    return network.to("cpu").eval(), figures
 
 
 def _merit(figures: dict[str, float]) -> float:
@@ -100,12 +124,13 @@ def click_figures(network: Network, examples: Examples) -> SlateFigures:
 def score(network: Network, examples: Examples, *, slates_per_batch: int = 512) -> Tensor:
     """Logits of all tiles [N, T, 2], without the position bias."""
     network.eval()
+    device = network.free_rows.device
     parts = []
     slates = np.arange(len(examples.at_ms))
     with torch.inference_mode():
         for start in range(0, len(slates), slates_per_batch):
             batch, _ = take(examples, slates[start : start + slates_per_batch])
-            parts.append(network(batch))
+            parts.append(network(batch.to(device)).cpu())
     return torch.cat(parts)
 
 
@@ -133,6 +158,9 @@ class Labels(NamedTuple):
     click: Tensor
     long_dwell: Tensor
     position: Tensor
+
+    def to(self, device: torch.device | str) -> Labels:
+        return Labels(*(column.to(device) for column in self))
 
 
 def take(examples: Examples, slates: Int64Array) -> tuple[Inputs, Labels]:

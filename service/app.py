@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from service.http import openapi
 from service.http.access import Access
 from service.http.admin import admin_routes
-from service.http.asgi import Endpoint, Receive, Scope, Send, last_answer
+from service.http.asgi import AsgiExchange, Endpoint, Exchange, Receive, Scope, Send, last_answer
 from service.http.problems import on_bug, on_http_error
 from service.http.profiling import profile_routes
 from service.http.routes import EventsEndpoint, RankEndpoint, forget_user
@@ -52,7 +52,9 @@ class Service(FastAPI):
         self.device_lost = False
         """Whether a device was lost when the service shut down."""
         self.metrics.ready.set_function(lambda: self.versions.primary is not None)
-        self.admission = Admission(max_in_flight=settings.max_in_flight)
+        self.admission = Admission(
+            max_in_flight=settings.max_in_flight, late_s=settings.max_queue_ms / 2e3
+        )
         self.access = Access(
             [key.get_secret_value() for key in settings.api_keys], quota_rps=settings.quota_rps
         )
@@ -67,8 +69,8 @@ class Service(FastAPI):
             max_items=settings.max_items,
             signals_budget_s=settings.signals_budget_ms / 1e3,
         )
-        self._hot: dict[str, Endpoint] = {
-            "/rank": RankEndpoint(
+        self.hot: dict[bytes, Endpoint] = {
+            b"/rank": RankEndpoint(
                 ranker,
                 access=self.access,
                 record=self.telemetry.record,
@@ -76,7 +78,7 @@ class Service(FastAPI):
                 max_body_bytes=settings.max_body_bytes,
                 timeout_s=settings.timeout_ms / 1e3,
             ),
-            "/v1/events": EventsEndpoint(
+            b"/v1/events": EventsEndpoint(
                 self.signals,
                 access=self.access,
                 record=self.telemetry.record,
@@ -89,15 +91,19 @@ class Service(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Go straight to a hot route, or the framework's way."""
-        if self.admission.draining and scope["type"] == "http":
-            # kept connections outlive what a balancer knows: send their callers to another replica
+        if self.draining and scope["type"] == "http":
             send = last_answer(send)
         if scope["type"] == "http" and scope["method"] == "POST":
-            endpoint = self._hot.get(scope["path"])
+            endpoint = self.hot.get(scope["path"].encode())
             if endpoint is not None:
-                await endpoint(scope, receive, send)
+                await endpoint(AsgiExchange(scope, receive, send))
                 return
         await super().__call__(scope, receive, send)
+
+    @property
+    def draining(self) -> bool:
+        """Whether answers end their connections, which outlive what a balancer knows."""
+        return self.admission.draining
 
     def lost_s(self) -> float | None:
         """Seconds since a loaded version lost a device; None if all have theirs."""
@@ -144,14 +150,14 @@ async def _lifespan(app: Service) -> AsyncIterator[None]:
 
 
 class _Delegated(Response):
-    """Hands a request that came the framework's way to a bare endpoint."""
+    """Hands a request that came the framework's way to an endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__()
         self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._endpoint(scope, receive, send)
+        await self._endpoint(AsgiExchange(scope, receive, send))
 
 
 def _mount(app: Service) -> None:
@@ -163,19 +169,19 @@ def _mount(app: Service) -> None:
     @app.post("/rank", openapi_extra=openapi.rank_operation())
     async def rank() -> Response:
         """Order a slate for one person."""
-        return _Delegated(app._hot["/rank"])  # noqa: SLF001  the same endpoint as the fast way
+        return _Delegated(app.hot[b"/rank"])
 
     @app.post("/v1/events", openapi_extra=openapi.events_operation())
     async def post_events() -> Response:
         """Take clicks, dwell times and impressions."""
-        return _Delegated(app._hot["/v1/events"])  # noqa: SLF001
+        return _Delegated(app.hot[b"/v1/events"])
 
     @app.delete("/v1/users/{user_id:path}", openapi_extra=openapi.forget_operation())
     async def forget(user_id: str) -> Response:
         """Forget a user: signals, profile, and every local copy."""
 
-        async def endpoint(scope: Scope, _receive: Receive, send: Send) -> None:
-            await forget_user(user_id, sink=app.signals, access=app.access, scope=scope, send=send)
+        async def endpoint(exchange: Exchange) -> None:
+            await forget_user(user_id, sink=app.signals, access=app.access, exchange=exchange)
 
         return _Delegated(endpoint)
 

@@ -10,8 +10,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote, urlsplit
+
+from service.domain import BackendChoice
 
 _TOKEN = "RANKER_ADMIN_TOKEN"  # noqa: S105  the variable's name
 _LOOK_S = 0.2
@@ -87,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         ("canary", "give a version a share of users, watched by gates"),
         ("shadow", "score copies of requests with a version, unseen"),
         ("rollback", "end the canary, or go back to the previous version"),
+        ("backend", "try one engine first, or the best one again; the others stay warm behind it"),
     ):
         command = acts.add_parser(act, help=summary, description=summary)
         command.add_argument("--url", default="http://127.0.0.1:8000", help="any replica")
@@ -99,6 +102,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--timeout-s", type=float, default=120)
         if act == "promote":
             command.add_argument("version")
+        elif act == "backend":
+            command.add_argument("backend", choices=get_args(BackendChoice))
         elif act != "rollback":
             command.add_argument("version", nargs="?", help="ends the present one if absent")
         if act in {"canary", "shadow"}:
@@ -112,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _order(args: argparse.Namespace) -> dict[str, Any]:
     order: dict[str, Any] = {"version": args.version, "by": getpass.getuser()}
+    if args.act == "backend":
+        order["backend"] = args.backend
     if getattr(args, "percent", None) is not None:
         order["percent"] = args.percent
     if args.act == "canary":
@@ -129,6 +136,8 @@ def _wished(wish: dict[str, Any]) -> str:
         words.append(f"canary {canary['version']} at {canary['steps'][canary['step']]:g}%")
     if shadow := wish["shadow"]:
         words.append(f"shadow {shadow['version']} at {shadow['percent']:g}%")
+    if wish["backend"]:
+        words.append(f"{wish['backend']} first")
     if wish["standby"]:
         words.append(f"standby {wish['standby']}")
     return ", ".join(words)
@@ -146,6 +155,12 @@ def show(page: dict[str, Any], say: Callable[[str], None]) -> None:
         roles = ", ".join(f"{role} {version}" for role, version in replica["roles"].items())
         reason = f" ({replica['reason']})" if replica["reason"] else ""
         say(f"replica   {replica['replica']}: {replica['state']}{reason}; {roles or 'nothing'}")
+    for version, rungs in page["rungs"].items():
+        shown = [
+            f"{rung['backend']} {rung['precision']} {'serves' if rung['serves'] else rung['state']}"
+            for rung in rungs
+        ]
+        say(f"rungs     {version}: {', '.join(shown)}")
     if canary := page.get("canary"):
         say(f"canary    {canary['fate']}: {canary['reason']}; {json.dumps(canary['numbers'])}")
     if shadow := page.get("shadow"):

@@ -145,7 +145,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float
     reason: str = ""
     """Why it was made, or why it was refused."""
+    rung: BackendKind | None = None
+    """The one that went out, came back or was put first."""
     backend: BackendName | None = None
+    """The engine that serves now."""
     precision: str = ""
 
 

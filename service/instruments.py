@@ -9,14 +9,19 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import get_args
 
+from service.bundle import Manifest
 from service.domain import Change
+from service.inference.lane import LaneReport, LaneState
+from service.inference.outages import RungChange
 from service.ranking.admission import Admission
 from service.replica import Watch
 from service.settings import Settings
 from service.signals.store import SignalStore
+from service.telemetry.distributions import Distributions
 from service.telemetry.live import LiveValues, Reading, Samples
-from service.telemetry.providers import Tags, provider
+from service.telemetry.providers import ProviderFault, Tags, provider
 from service.telemetry.record import Telemetry
 from service.telemetry.runtime import Gpus, LoopLag, Pauses
 from service.telemetry.spans import SpanWriter
@@ -26,6 +31,7 @@ from service.versions.roles import Versions
 from service.versions.swaps import SwapReport
 
 _BREAKER_STATES = ("closed", "half_open", "open")
+_RUNG_STATES = get_args(LaneState)
 
 
 class Instruments:
@@ -40,8 +46,10 @@ class Instruments:
         spans: SpanWriter | None = None
         if self._provider is not None:
             spans = SpanWriter(self._provider.tracer, sample=settings.trace_sample)
+        self._distributions = _distributions(settings.dogstatsd_url, tags)
         self.telemetry = Telemetry(
             spans=spans,
+            distributions=self._distributions,
             slow_s=settings.slow_ms / 1e3,
             notable_rps=settings.notable_rps,
             access_log=settings.access_log,
@@ -64,6 +72,7 @@ class Instruments:
             batches_of=lambda manifest: self.telemetry.batches_of(
                 manifest.version, manifest.metrics
             ),
+            rungs_of=self._rungs_of,
             swapped=self._swapped,
             decided=self._decided,
         )
@@ -86,6 +95,27 @@ class Instruments:
             )
         )
 
+    def _rungs_of(self, manifest: Manifest) -> Callable[[RungChange], None]:
+        def changed(change: RungChange) -> None:
+            engine = change.first.rung.backend if change.first is not None else None
+            self.telemetry.record_change(
+                Change(
+                    kind=change.kind,
+                    role=self._versions.role_of(manifest.version) or "none",
+                    model_name=manifest.name,
+                    model_version=manifest.version,
+                    done=engine is not None,
+                    started_s=change.began_s,
+                    ended_s=change.ended_s,
+                    reason=f"{change.rung}: {change.reason}",
+                    rung=change.rung,
+                    backend=engine.name if engine is not None else None,
+                    precision=engine.precision if engine is not None else "",
+                )
+            )
+
+        return changed
+
     def _decided(self, decision: Decision) -> None:
         now_s = time.monotonic()
         primary = self._versions.primary
@@ -105,22 +135,40 @@ class Instruments:
     def watch(self, *, versions: Versions, signals: SignalStore, admission: Admission) -> None:
         """Let every scrape read the state of the parts."""
         self._versions = versions
-        readings = [*_of_versions(versions), *_of_signals(signals), _of_admission(admission)]
+        readings = [
+            *_of_versions(versions),
+            *_of_rungs(versions),
+            *_of_signals(signals),
+            *_of_admission(admission),
+        ]
         self.telemetry.metrics.registry.register(LiveValues(readings))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Measure the interpreter for the block, then send what spans are left."""
         self._pauses.start()
-        lag = asyncio.create_task(self._lag.watch())
+        tasks = [asyncio.create_task(self._lag.watch())]
+        if self._distributions is not None:
+            tasks.append(asyncio.create_task(self._distributions.flush_regularly()))
         try:
             yield
         finally:
-            lag.cancel()
+            for task in tasks:
+                task.cancel()
             self._pauses.stop()
             self.telemetry.flush()
             if self._provider is not None:
                 await asyncio.to_thread(self._provider.close)
+
+
+def _distributions(url: str | None, tags: Tags) -> Distributions | None:
+    if url is None:
+        return None
+    try:
+        from service.telemetry.dogstatsd import sender  # noqa: PLC0415  an extra
+    except ImportError as error:
+        raise ProviderFault(f"DogStatsD needs the extra datadog: {error}") from error
+    return Distributions(sender(url, tags))
 
 
 def _of_versions(versions: Versions) -> list[Reading]:
@@ -145,6 +193,44 @@ def _of_versions(versions: Versions) -> list[Reading]:
             "Predicted wait of a request that came now",
             label,
             each(lambda version: version.batcher.wait_s()),
+        ),
+    ]
+
+
+def _of_rungs(versions: Versions) -> list[Reading]:
+    def each(read: Callable[[LaneReport], dict[tuple[str, ...], float]]) -> Callable[[], Samples]:
+        def samples() -> Samples:
+            return {
+                (version.version, report.kind, *more): value
+                for version in versions.held()
+                for report in version.batcher.ladder.reports()
+                for more, value in read(report).items()
+            }
+
+        return samples
+
+    label = ("model_version", "rung")
+    return [
+        Reading(
+            "gauge",
+            "ranker_rung_state",
+            "1 for the state of the rung's breaker now, or for why the rung is out altogether",
+            (*label, "state"),
+            each(lambda rung: {(word,): float(word == rung.state) for word in _RUNG_STATES}),
+        ),
+        Reading(
+            "gauge",
+            "ranker_rung_serves",
+            "1 for the rung that takes jobs now",
+            label,
+            each(lambda rung: {(): float(rung.serves)}),
+        ),
+        Reading(
+            "counter",
+            "ranker_rung_opened",
+            "How often the rung's breaker opened",
+            label,
+            each(lambda rung: {(): rung.opened}),
         ),
     ]
 
@@ -186,11 +272,20 @@ def _of_signals(store: SignalStore) -> list[Reading]:
     ]
 
 
-def _of_admission(admission: Admission) -> Reading:
-    return Reading(
-        "gauge",
-        "ranker_in_flight",
-        "Requests in flight",
-        (),
-        lambda: {(): admission.in_flight},
-    )
+def _of_admission(admission: Admission) -> list[Reading]:
+    return [
+        Reading(
+            "gauge",
+            "ranker_in_flight",
+            "Requests in flight",
+            (),
+            lambda: {(): admission.in_flight},
+        ),
+        Reading(
+            "gauge",
+            "ranker_in_flight_limit",
+            "Requests that may be in flight; falls while the event loop is behind",
+            (),
+            lambda: {(): admission.limit},
+        ),
+    ]

@@ -14,6 +14,7 @@ import msgspec
 from service.bundle import Bundle, Manifest
 from service.errors import NotFound
 from service.inference.batcher import BatchReport
+from service.inference.outages import RungChange
 from service.ranking.onlookers import Onlookers
 from service.settings import Settings
 from service.signals.connect import connect, disconnect
@@ -41,10 +42,12 @@ def log_swap(report: SwapReport) -> None:
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is told of batches, swaps and decisions on canaries."""
+    """Who is told of batches, rungs, swaps and decisions on canaries."""
 
     batches_of: Callable[[Manifest], Callable[[BatchReport], None]]
     """What takes the batches of one version."""
+    rungs_of: Callable[[Manifest], Callable[[RungChange], None]] = lambda _: lambda _: None
+    """What takes the changes of one version's rungs."""
     swapped: Callable[[SwapReport], None] = log_swap
     decided: Callable[[Decision], None] = lambda _: None
 
@@ -101,6 +104,7 @@ class Replica:
             plans=settings.plans,
             stall_s=settings.stall_ms / 1e3,
             report=watch.batches_of(bundle.manifest),
+            changed=watch.rungs_of(bundle.manifest),
             samples=self.traffic.samples,
             gently=self.versions.primary is not None,
         )

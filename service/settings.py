@@ -104,7 +104,9 @@ class Settings(BaseModel):
     )
     engine_threads: int = Field(1, ge=1, description="threads inside one engine run")
     max_queue_ms: float = Field(50, gt=0, description="most predicted time in the batch queue")
-    max_in_flight: int = Field(1_024, ge=1, description="most requests in flight")
+    max_in_flight: int = Field(
+        1_024, ge=1, description="most requests in flight; fewer while the loop is behind"
+    )
     drain_ms: float = Field(0, ge=0, description="from readiness off to listener closed")
     api_keys: tuple[SecretStr, ...] = Field(
         (), description="comma-separated keys of the data routes; open if none"
@@ -128,6 +130,12 @@ class Settings(BaseModel):
     otlp_url: str = Field("http://127.0.0.1:4318", description="OTLP over HTTP, if tracing=otel")
     agent_url: str = Field(
         "http://127.0.0.1:8126", description="Datadog agent's trace port, if tracing=datadog"
+    )
+    dogstatsd_url: str | None = Field(
+        None,
+        pattern=r"^(udp://.+:\d+|unix:///.+)$",
+        description="udp://host:port or unix:///path of a DogStatsD agent, which gets "
+        "latencies as distributions; none if absent",
     )
     service: str = Field("ranker", description="the tag `service` of spans and logs")
     env: str = Field("dev", description="the tag `env` of spans and logs")

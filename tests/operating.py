@@ -23,20 +23,25 @@ WIDE = {
 
 
 class Caller:
-    """Asks for rankings without pause, and keeps the status and version of every answer."""
+    """Asks for rankings without pause, and keeps what matters of every answer."""
 
-    def __init__(self, service: LiveService) -> None:
+    def __init__(self, service: LiveService, items: tuple[str, ...] = ("sku-00001", "b")) -> None:
+        self._items = items
         self.statuses: list[int] = []
         self.versions: list[str] = []
+        self.backends: list[str] = []
+        self.degraded: list[str] = []
         self._client = client_of(service)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            answer = self._client.post("/rank", json={"user_id": "u", "items": ["sku-00001", "b"]})
+            answer = self._client.post("/rank", json={"user_id": "u", "items": self._items})
             self.statuses.append(answer.status_code)
             self.versions.append(answer.headers["x-model-version"])
+            self.backends.append(answer.json()["model"]["backend"])
+            self.degraded.append(answer.headers.get("x-degraded", ""))
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -57,6 +57,12 @@ def add_sending(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--connections", type=int, default=32, help="opened before, each process")
     group.add_argument("--max-connections", type=int, default=1024, help="of each process")
     group.add_argument("--cores", type=int, nargs="*", default=[], help="pin generators to these")
+    add_realtime(group)
+
+
+def add_realtime(parser: argparse._ActionsContainer) -> None:
+    what = "generators go before other processes (SCHED_FIFO; root)"
+    parser.add_argument("--realtime", action="store_true", help=what)
 
 
 def add_faults(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +115,7 @@ def plan(args: argparse.Namespace, *, name: str) -> Plan:
         connections=args.connections,
         max_connections=args.max_connections,
         cores=args.cores,
+        realtime=args.realtime,
         schedule=schedule,
         pids=pids,
     )

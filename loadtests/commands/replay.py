@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from loadtests.commands import arguments
 from loadtests.commands.report import publish
 from loadtests.driving import metrics
-from loadtests.driving.replay import replay
+from loadtests.driving.replay import Plan, replay
+from loadtests.driving.samples import Run
+from loadtests.driving.spool import Wire
 from loadtests.traces import trace
+from loadtests.traces.trace import Record
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,12 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    records = list(trace.read(args.trace))
     wire, plan = arguments.wire(args, args.url), arguments.plan(args, name=args.name)
-    metrics_url = f"{args.url.rstrip('/')}/metrics"
+    done = kept(list(trace.read(args.trace)), wire, plan, url=args.url, args=args)
+    return publish(done, args.out, arguments.objective(args))
+
+
+def kept(
+    records: Sequence[Record], wire: Wire, plan: Plan, *, url: str, args: argparse.Namespace
+) -> Run:
+    """The run, with the server's batch sizes, saved in `args.out`."""
+    metrics_url = f"{url.rstrip('/')}/metrics"
     batches_before = metrics.batch_sizes(metrics_url, args.batch_metric)
     done = replay(records, wire, plan)
     batches = metrics.since(batches_before, metrics.batch_sizes(metrics_url, args.batch_metric))
     done.description.batches = {f"{bound:g}": count for bound, count in batches.items()}
     done.save(args.out)
-    return publish(done, args.out, arguments.objective(args))
+    return done

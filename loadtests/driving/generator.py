@@ -33,8 +33,10 @@ from loadtests.driving.timerfd import TimerFd
 
 _BURST = 32
 """Most requests sent before answers are looked at again."""
-_GRAIN_S = 0.0001
+_GRAIN_S = 0.0002
 """Least time between two wake-ups: it bounds what waking costs at high rates."""
+_PULSE_LATENCIES = 1000
+"""Most latencies of a pulse: what fits a pipe never makes the sender wait for the reader."""
 _READ_EVERY = 16
 """Of every so many rankings the body is read, for the age of its signals; and of those by
 users who clicked before."""
@@ -53,6 +55,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int
     timeout_s: float
     core: int | None
+    realtime: bool
 
 
 class Pulse(msgspec.Struct, frozen=True):
@@ -61,7 +64,10 @@ class Pulse(msgspec.Struct, frozen=True):
     sent: int
     done: int
     failed: int
+    answers: int
+    """Of the last second."""
     latencies_s: list[float]
+    """Of some of them, evenly chosen."""
 
 
 class _Signals(msgspec.Struct, frozen=True):
@@ -125,12 +131,14 @@ class Generator:
                 loop.remove_reader(timer.fd)
 
     def pulse(self) -> Pulse:
-        """Counts so far, and the latencies since the last call."""
+        """Counts so far, and what came since the last call."""
         recent, self._recent = self._recent, []
-        return Pulse(self._next, self._done, self._failed, recent)
+        some = recent[:: -(-len(recent) // _PULSE_LATENCIES) or 1]
+        return Pulse(self._next, self._done, self._failed, len(recent), some)
 
     def _on_timer(self, timer: TimerFd) -> None:
         at, due_s, start_s = self._next, self._due_s, self._start_s
+        mine, request, send = self._mine, self._spool.request, self._client.send
         last = min(at + _BURST, len(due_s))
         now_s = perf_counter()
         while at < last and start_s + due_s[at] <= now_s:
@@ -139,8 +147,7 @@ class Generator:
             self._sent_ms[at] = now_ms
             if self._is_rank[at]:
                 self._wanted_ms[at] = self._clicked_ms.get(self._user[at], 0.0)
-            request = self._spool.request(self._mine[at], now_ms)
-            self._client.send(request, partial(self._on_reply, at))
+            send(request(mine[at], now_ms), partial(self._on_reply, at))
             at += 1
             now_s = perf_counter()
         self._next = at
@@ -242,6 +249,8 @@ def work(order: Order, parent: Connection) -> None:
     if order.core is not None:
         os.sched_setaffinity(0, {order.core})
     try:
+        if order.realtime:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         uvloop.run(_work(order, parent))
     except OSError as error:
         parent.send(f"generator {order.part}: {error}")

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -67,11 +67,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _born(pid: int) -> str:
+    """When a process started, which tells it from a later one of the same number."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
 @contextmanager
 def running(
     command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command for the block with its output in `log`; SIGTERM, then SIGKILL, ends it."""
+    """Run a command for the block with its output in `log`; SIGTERM, then SIGKILL, ends it.
+
+    Children that outlive it are killed.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - the command is the caller's own
             command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
@@ -79,12 +90,17 @@ def running(
         try:
             yield process
         finally:
+            children = {pid: _born(pid) for pid in tree(process.pid)[1:]}
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(15)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            for pid, born in children.items():
+                if born and _born(pid) == born:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
 
 def get(url: str, *, timeout_s: float) -> tuple[int, str]:

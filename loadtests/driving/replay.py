@@ -37,6 +37,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 1024
     """Most connections of each process."""
     cores: Sequence[int] = ()
+    realtime: bool = False
+    """Generators go before every ordinary process of their cores; needs the right to."""
     schedule: Sequence[faults.Entry] = ()
     pids: Mapping[str, int] = {}
     quiet: bool = False
@@ -63,6 +65,7 @@ async def _replay(folder: Path, wire: Wire, plan: Plan) -> Run:
             max_connections=plan.max_connections,
             timeout_s=plan.timeout_s,
             core=plan.cores[part % len(plan.cores)] if plan.cores else None,
+            realtime=plan.realtime,
         )
         process = context.Process(target=generator.work, args=(order, theirs), daemon=True)
         process.start()
@@ -165,12 +168,13 @@ class Progress:
             return
         latencies_s = np.concatenate([pulse.latencies_s for pulse in pulses])
         p99_ms = np.percentile(latencies_s, 99) * 1e3 if len(latencies_s) else float("nan")
-        sent, done, failed = (
-            sum(getattr(pulse, name) for pulse in pulses) for name in ("sent", "done", "failed")
+        sent, done, failed, answers = (
+            sum(getattr(pulse, name) for pulse in pulses)
+            for name in ("sent", "done", "failed", "answers")
         )
         print(
             f"{self._seconds:5d} s  sent {sent}  on the way {sent - done}  failed {failed}  "
-            f"last second: {len(latencies_s)} answers, p99 {p99_ms:.2f} ms",
+            f"last second: {answers} answers, p99 {p99_ms:.2f} ms",
             end="\r" if terminal else "\n",
             file=sys.stderr,
             flush=True,

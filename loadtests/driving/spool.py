@@ -75,8 +75,11 @@ class Spool:
         self.kind: NDArray[np.uint8] = index["kind"].astype(np.uint8)  # [n], place in KINDS
         self.click: NDArray[np.bool_] = index["click"].astype(np.bool_)  # [n]
         self.user: NDArray[np.uint32] = index["user"].astype(np.uint32)  # [n], hashed
-        self._ends = index["ends"]  # [n]
-        self._stamps = index["stamps"]  # [n], place of the time stamp in the request, 0 if none
+        # lists: reading one number of an array at a time would make a numpy scalar of each
+        self._ends: list[int] = [0, *index["ends"].tolist()]
+        """[n + 1]; request `n` lies between its place and the next."""
+        self._stamps: list[int] = index["stamps"].tolist()
+        """[n], place of the time stamp in the request, 0 if none."""
         with path.open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -89,9 +92,8 @@ class Spool:
 
     def request(self, at: int, now_ms: int) -> bytes:
         """The bytes to send, an event stamped with the time of sending."""
-        start = int(self._ends[at - 1]) if at else 0
-        request = self._bytes[start : int(self._ends[at])]
-        if place := int(self._stamps[at]):
+        request = self._bytes[self._ends[at] : self._ends[at + 1]]
+        if place := self._stamps[at]:
             return b"%b%013d%b" % (request[:place], now_ms, request[place + STAMP_DIGITS :])
         return request
 

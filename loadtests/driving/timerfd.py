@@ -27,6 +27,10 @@ class TimerFd:
         self.fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
+        # made once: arming is done thousands of times a second
+        self._spec = _Itimerspec()
+        self._spec_ref = ctypes.byref(self._spec)
+        self._set = self._libc.timerfd_settime
 
     def __enter__(self) -> Self:
         return self
@@ -37,8 +41,9 @@ class TimerFd:
     def arm(self, at_s: float) -> None:
         """Set the one instant, which also takes an earlier wake-up; a past one fires at once."""
         ns = max(int(at_s * _NS), 1)
-        spec = _Itimerspec(_Timespec(0, 0), _Timespec(*divmod(ns, _NS)))
-        if self._libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None):
+        value = self._spec.value
+        value.seconds, value.nanoseconds = divmod(ns, _NS)
+        if self._set(self.fd, _TFD_TIMER_ABSTIME, self._spec_ref, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def clear(self) -> None:

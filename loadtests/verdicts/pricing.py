@@ -30,7 +30,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Capacity(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What one replica serves: a rate, or a concurrency with a latency, or a given count."""
+    """What a replica serves: a rate, a concurrency with a latency, a speedup, or a given count."""
 
     requests_per_s: float | None = None
     """As measured, such as a curve's knee."""
@@ -38,6 +38,8 @@ class Capacity(
     """Requests that a replica holds at once; needs `latency_ms`."""
     replicas: int | None = None
     """Given, not derived: taken at its word."""
+    speedup: float | None = None
+    """Of a candidate: its rate over the baseline's."""
     latency_ms: float | None = None
     """Mean time of a request in the service."""
 
@@ -94,7 +96,8 @@ def compute(case: Case) -> list[Line]:
     lines = _side("baseline", case.baseline, case)
     if case.candidate is None:
         return lines
-    lines += _side("candidate", case.candidate, case)
+    served_by = next(line.value for line in lines if line.name == "baseline.replicas")
+    lines += _side("candidate", case.candidate, case, baseline_replicas=served_by)
     value = {line.name: line.value for line in lines}
     replicas, year = "replicas", "year"
     saved = value[f"baseline.{year}"] - value[f"candidate.{year}"]
@@ -113,17 +116,24 @@ def compute(case: Case) -> list[Line]:
     return lines
 
 
-def _side(name: str, capacity: Capacity, case: Case) -> list[Line]:
+def _side(
+    name: str, capacity: Capacity, case: Case, *, baseline_replicas: float | None = None
+) -> list[Line]:
     lines = []
-    replicas = capacity.replicas
-    if (
-        sum(way is not None for way in (capacity.requests_per_s, capacity.concurrency, replicas))
-        != 1
-    ):
+    replicas, speedup = capacity.replicas, capacity.speedup
+    ways = (capacity.requests_per_s, capacity.concurrency, replicas, speedup)
+    if sum(way is not None for way in ways) != 1:
         raise CaseFault(
-            f"{name} has one of requests_per_s, concurrency with latency_ms, or replicas"
+            f"{name} has one of requests_per_s, concurrency with latency_ms, speedup, or replicas"
         )
-    if replicas is None:
+    if speedup is not None:
+        if baseline_replicas is None or speedup <= 0:
+            raise CaseFault(f"{name}.speedup is above 0, and of a candidate alone")
+        needed = baseline_replicas / speedup
+        replicas = math.ceil(needed - 1e-9)
+        how = f"{baseline_replicas:g} over {speedup:g} = {needed:.2f}, rounded up"
+        lines.append(Line(f"{name}.replicas", replicas, "", how))
+    elif replicas is None:
         rate, how = _rate(name, capacity)
         if case.traffic is None:
             raise CaseFault(f"{name} is given by its rate: `traffic` is needed")

@@ -11,6 +11,7 @@ from operator import attrgetter
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
 from service.domain import (
     EMPTY_CONTEXT,
@@ -39,11 +40,7 @@ _ACTION_START = {
     for action, at in r.ACTION_INDEX.items()
 }
 
-_item_id = attrgetter("item_id")
-_action = attrgetter("action")
 _at_ms = attrgetter("at_ms")
-_dwell_ms = attrgetter("dwell_ms")
-_surface = attrgetter("surface")
 
 
 class Person(msgspec.Struct, frozen=True):
@@ -93,20 +90,23 @@ def encode_people(people: Sequence[Person], *, table: ItemTable, space: RowSpace
     mask = np.full((len(people), length), MASKED, np.float32)
     signals, at, user, place = _newest(people, length)
     if signals:
-        found = table.locate(list(map(_item_id, signals)), space)
-        ids[user, place, :3] = table.rows.take(found, axis=0)[:, :3]  # item 1, item 2, category
-        dwell = np.fromiter(map(_dwell_ms, signals), np.int64, len(signals))
-        start = map(_ACTION_START.__getitem__, map(_action, signals))
-        action = np.fromiter(start, np.int64, len(signals))
-        ids[user, place, 3] = r.DWELL_EDGES_MS.searchsorted(dwell, "right") + action
-        gap = np.full(len(signals), UNKNOWN_ROW)
-        gap[:-1] = r.AGE_EDGES_MS.searchsorted(at[:-1] - at[1:], "right") + _GAP_START
-        gap[:-1][user[1:] != user[:-1]] = UNKNOWN_ROW
-        ids[user, place, 4] = gap
-        ids[user, place, 5] = [space.word_row("surface", word) for word in map(_surface, signals)]
+        rows = np.empty((len(signals), HISTORY_WIDTH), np.int32)
+        item_ids, actions, _, dwells, surfaces = zip(*map(astuple, signals), strict=True)
+        found = table.locate(item_ids, space)
+        rows[:, :3] = table.rows.take(found, axis=0)[:, :3]  # item 1, item 2, category
+        start = map(_ACTION_START.__getitem__, actions)
+        rows[:, 3] = np.fromiter(start, np.int32, len(signals))
+        rows[:, 3] += r.DWELL_EDGES_MS.searchsorted(np.array(dwells), "right")
+        rows[:-1, 4] = r.AGE_EDGES_MS.searchsorted(at[:-1] - at[1:], "right")
+        rows[:, 4] += _GAP_START
+        last = np.append((user[1:] != user[:-1]).nonzero()[0], len(signals) - 1)
+        rows[last, 4] = UNKNOWN_ROW  # nothing came before
+        rows[:, 5] = space.word_rows("surface", surfaces)
         now = np.array([person.now_ms for person in people])
-        age[user, place] = r.AGE_EDGES_MS.searchsorted(now[user] - at, "right")
-        mask[user, place] = 0.0
+        slot = user * length + place
+        ids.reshape(-1, HISTORY_WIDTH)[slot] = rows
+        age.reshape(-1)[slot] = r.AGE_EDGES_MS.searchsorted(now[user] - at, "right")
+        mask.reshape(-1)[slot] = 0.0
     return EncodedPeople(ids, age, mask, _contexts(people, space))
 
 

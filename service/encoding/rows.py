@@ -6,7 +6,7 @@ reserved block per bucketed quantity; the rest holds hashed `field=value` words.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 import numpy as np
@@ -117,3 +117,8 @@ class RowSpace:
                 self._words.clear()
             self._words[field, value] = row
         return row
+
+    def word_rows(self, field: str, values: Sequence[str]) -> Int32Array:
+        """Feature rows of many words of one field, most of them alike: int32 [n]."""
+        row_of = {value: self.word_row(field, value) for value in set(values)}
+        return np.fromiter(map(row_of.__getitem__, values), np.int32, len(values))

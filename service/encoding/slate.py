@@ -47,23 +47,26 @@ def encode_slates(slates: Sequence[Slate], *, table: ItemTable, space: RowSpace)
     slate_of = np.arange(len(slates)).repeat(counts)
     now = np.array([slate.now_ms for slate in slates], np.int64)
     column = np.array([table.ctr_column(slate.surface) for slate in slates], np.int64)
-    surface = np.array([space.word_row("surface", slate.surface) for slate in slates], np.int32)
+    surface = space.word_rows("surface", [slate.surface for slate in slates])
     rows = table.rows.take(found, axis=0)  # [candidates, 9]
     rows[:, i.ITEM_AGE] = r.item_age_rows(now[slate_of] - table.created_ms.take(found))
     rows[:, i.CTR] = table.ctr[column[slate_of], found]
     rows[:, i.SURFACE] = surface[slate_of]
-    given = list(
-        chain.from_iterable(slate.features or repeat(None, len(slate.ids)) for slate in slates)
-    )
-    if any(given):
-        _override(rows, given, found, now[slate_of], table, space)
-    padded = np.zeros((int(tiles.sum()) * width, CANDIDATE_WIDTH), np.int32)
-    shift = (tiles.cumsum() - tiles) * width - (counts.cumsum() - counts)
-    padded[np.arange(len(rows)) + shift[slate_of]] = rows
+    if any(slate.features is not None for slate in slates):
+        given = list(
+            chain.from_iterable(slate.features or repeat(None, len(slate.ids)) for slate in slates)
+        )
+        if any(given):
+            _override(rows, given, found, now[slate_of], table, space)
+    if (counts % width).any():
+        padded = np.zeros((int(tiles.sum()) * width, CANDIDATE_WIDTH), np.int32)
+        shift = (tiles.cumsum() - tiles) * width - (counts.cumsum() - counts)
+        padded[np.arange(len(rows)) + shift[slate_of]] = rows
+        rows = padded
     return EncodedSlates(
-        padded.reshape(-1, width, CANDIDATE_WIDTH),
+        rows.reshape(-1, width, CANDIDATE_WIDTH),
         np.arange(len(slates), dtype=np.int32).repeat(tiles),
-        np.bincount(slate_of, found == len(table), len(slates)).astype(np.int64),
+        np.bincount(slate_of[found == len(table)], minlength=len(slates)),
     )
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from service.errors import Forbidden, QuotaExceeded, Unauthenticated
-from service.http.asgi import Scope, header
+from service.http.asgi import Headers, header
 
 
 class Access:
@@ -18,13 +18,13 @@ class Access:
         self._quota_rps = quota_rps
         self._buckets: dict[bytes, tuple[float, float]] = {}  # key: tokens, time
 
-    def check(self, scope: Scope) -> None:
+    def check(self, headers: Headers) -> None:
         """Raise Unauthenticated, Forbidden or QuotaExceeded; nothing where no keys are set."""
         if not self._keys:
             return
-        given = header(scope, b"x-api-key")
+        given = header(headers, b"x-api-key")
         if given is None:
-            scheme, _, token = (header(scope, b"authorization") or "").partition(" ")
+            scheme, _, token = (header(headers, b"authorization") or "").partition(" ")
             given = token if scheme.lower() == "bearer" else None
         if not given:
             raise Unauthenticated("an API key is needed: X-Api-Key, or Authorization: Bearer")

@@ -12,6 +12,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
+from service.domain import BackendChoice
 from service.errors import NotFound, RankerError, RequestFault, TooLarge
 from service.http.access import check_token
 from service.http.wire import fault_of, problem_of
@@ -20,11 +21,12 @@ from service.versions import rollout
 from service.versions.catalog import Catalog
 from service.versions.follow import Follower, Scope
 from service.versions.gates import Gates
+from service.versions.loaded import LoadedVersion
 from service.versions.roles import Versions
 from service.versions.rollout import CanaryWish, ShadowWish, Wish
 
 _log = logging.getLogger("ranker.audit")
-_ACTS = ("load", "promote", "canary", "shadow", "rollback")
+_ACTS = ("load", "promote", "canary", "shadow", "rollback", "backend")
 _LAG_S = 5.0
 _MAX_BODY_BYTES = 65_536
 
@@ -38,6 +40,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     steps: tuple[float, ...] = ()
     """A canary's ramp, in place of `percent`."""
     step_ms: Annotated[int, Meta(ge=1_000)] = 300_000
+    backend: BackendChoice | None = None
+    """The engine that every version tries first; `auto` is the best one again."""
     promote: bool = False
     """Whether a canary that passes its last step becomes the primary."""
     gates: Gates = Gates()
@@ -99,6 +103,11 @@ def wish_change(act: str, order: Order) -> Callable[[Wish], Wish]:
             )
             now_ms = time.time_ns() // 1_000_000
             return lambda wish: rollout.with_canary(wish, canary, now_ms=now_ms)
+        case "backend":
+            if order.backend is None:
+                raise RequestFault("a backend is required", field="backend")
+            wanted = None if order.backend == "auto" else order.backend
+            return lambda wish: rollout.with_backend(wish, wanted)
         case _:
             raise NotFound(f"no act {act!r}; there are {', '.join(_ACTS)}", field="act")
 
@@ -114,7 +123,7 @@ def admin_routes(replica: Operated, *, token: str | None, operation: dict[str, A
 
     @router.post("/v1/models/{name}/{act}", status_code=202, openapi_extra=operation)
     async def act_on(name: str, act: str, request: Request) -> Response:
-        """Load, promote, canary, shadow or rollback: change what is wished of all replicas."""
+        """Load, promote, canary, shadow, rollback, backend: change what all replicas should run."""
         request_id = request.headers.get("x-request-id") or new_id()
         order = Order()
         outcome = "failed"
@@ -139,6 +148,7 @@ def admin_routes(replica: Operated, *, token: str | None, operation: dict[str, A
                     "act": act,
                     "model": name,
                     "version": order.version,
+                    "backend": order.backend,
                     "scope": order.scope,
                     "by": order.by,
                     "origin": _origin(request),
@@ -159,6 +169,9 @@ async def _act(replica: Operated, name: str, act: str, order: Order, *, by: str)
         if order.version not in stored and replica.versions.find(order.version) is None:
             raise NotFound(f"no version {order.version!r} in the store", field="version")
     change = wish_change(act, order)
+    primary = replica.versions.primary
+    if act == "backend" and primary is not None:
+        primary.batcher.ladder.check(None if order.backend == "auto" else order.backend)
     return await replica.follower.act(change, act=act, by=by, scope=order.scope)
 
 
@@ -191,6 +204,7 @@ def describe(replica: Operated) -> dict[str, Any]:
         "model": replica.model,
         "primary": primary and {"name": primary.name, "version": primary.version},
         "roles": versions.names(),
+        "rungs": {held.version: _describe_rungs(held) for held in versions.held()},
         "wish": msgspec.to_builtins(wish),
         "replica": follower.replica,
         "replicas": [_describe_replica(follower, at) for at in range(len(follower.seen.replicas))],
@@ -204,6 +218,21 @@ def describe(replica: Operated) -> dict[str, Any]:
     return shown
 
 
+def _describe_rungs(version: LoadedVersion) -> list[dict[str, Any]]:
+    """The engines of a version in the order in which they are tried."""
+    return [
+        {
+            "backend": rung.kind,
+            "precision": rung.precision,
+            "state": rung.state,
+            "serves": rung.serves,
+            "queued_tiles": rung.queued_tiles,
+            "wait_ms": round(rung.wait_s * 1e3, 3),
+        }
+        for rung in version.batcher.ladder.reports()
+    ]
+
+
 def _describe_replica(follower: Follower, at: int) -> dict[str, Any]:
     other, wish = follower.seen.replicas[at], follower.wish
     age_s = time.time() - other.at_ms / 1e3
@@ -215,7 +244,7 @@ def _describe_replica(follower: Follower, at: int) -> dict[str, Any]:
     reason = "; ".join(f"{role}: {fault}" for role, fault in other.faults.items())
     if age_s > _LAG_S:
         state, reason = "silent", f"last heard of {age_s:.0f} s ago"
-    elif not missing and other.generation >= wish.generation:
+    elif not missing and "backend" not in other.faults and other.generation >= wish.generation:
         state = "converged"
     elif other.loading:
         state, reason = "loading", reason or f"loads {other.loading}"

@@ -25,7 +25,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         status=status,
         detail=f"{request.method} {request.url.path}: {error.detail}",
         code=status.name.lower(),
-        request_id=request_id_of(request.scope) or new_id(),
+        request_id=request_id_of(request.headers.raw) or new_id(),
         retryable=False,
     )
     return _response(problem, dict(error.headers or {}))
@@ -33,7 +33,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 async def on_bug(request: Request, error: Exception) -> Response:
     """A bug: the caller hears that it is one, the log has the rest."""
-    request_id = request_id_of(request.scope) or new_id()
+    request_id = request_id_of(request.headers.raw) or new_id()
     _log.error("unexpected error", exc_info=error, extra={"request_id": request_id})
     return _response(problem_of(error, request_id), {})
 

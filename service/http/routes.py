@@ -1,10 +1,11 @@
 """The data routes: `POST /rank`, `POST /v1/events`, `DELETE /v1/users/{user_id}`.
 
-Each is a bare ASGI endpoint; telemetry is written after the reply.
+Each is an endpoint of an exchange; telemetry is written after the reply.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -19,11 +20,17 @@ from service.errors import (
     RankerError,
     RequestFault,
 )
-from service.http import asgi
 from service.http.access import Access
-from service.http.asgi import CallerLeft, Receive, Scope, Send, header, request_id_of
+from service.http.asgi import (
+    JSON,
+    CallerLeft,
+    Exchange,
+    Headers,
+    header,
+    reply_problem,
+    request_id_of,
+)
 from service.http.events import Accepted, Parsed, Rejected, parse_events
-from service.http.protocol import received_s, while_connected
 from service.http.wire import (
     Problem,
     decode_query,
@@ -96,39 +103,43 @@ class RankEndpoint:
         self._timeout_s = timeout_s
         self._answered = answered
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
-        started = received_s(scope)
-        request_id = request_id_of(scope) or ""
+        headers = exchange.headers
+        request_id = request_id_of(headers) or ""
         answered: Ranking | None = None
         try:
-            self._access.check(scope)
-            body = await asgi.read_body(receive, self._max_body_bytes)
-            query = decode_query(body)
+            self._access.check(headers)
+            query = decode_query(await exchange.body(self._max_body_bytes))
             if query.request_id is None:
                 query = msgspec.structs.replace(query, request_id=request_id or new_id())
             request_id = query.request_id or ""
-            deadline = Deadline(self._timeout(scope, query), received_s=started)
-            with while_connected(scope):
-                ranking = await self._ranker.rank(query, deadline)
-            ranking.times.total_s = time.monotonic() - started
-            await _reply_ranking(send, ranking)
-            report = _report_of(ranking, len(query.items), started, scope)
+            deadline = Deadline(self._timeout(headers, query), received_s=exchange.received_s)
+            exchange.cancel_on_leave = True
+            ranking = await self._ranker.rank(query, deadline)
+            exchange.cancel_on_leave = False
+            ranking.times.total_s = time.monotonic() - exchange.received_s
+            await _reply_ranking(exchange, ranking)
+            report = _report_of(ranking, len(query.items), exchange)
             answered = ranking
         except CallerLeft:
-            report = _unanswered("/rank", request_id, started, scope)
+            report = _unanswered("/rank", request_id, exchange)
+        except asyncio.CancelledError:
+            if not exchange.gone:
+                raise
+            _uncancel()
+            report = _unanswered("/rank", request_id, exchange)
         except Exception as error:  # noqa: BLE001  a bug becomes a 500, and the log has it
-            report = await _reply_error(
-                send, error, request_id or new_id(), started_s=started, scope=scope
-            )
-        report.times.total_s = time.monotonic() - started
+            exchange.cancel_on_leave = False
+            report = await _reply_error(exchange, error, request_id or new_id(), route="/rank")
+        report.times.total_s = time.monotonic() - exchange.received_s
         self._record(report)
         if answered is not None:
             self._answered(answered)
 
-    def _timeout(self, scope: Scope, query: Query) -> float:
+    def _timeout(self, headers: Headers, query: Query) -> float:
         timeout_s = self._timeout_s if query.timeout_ms is None else query.timeout_ms / 1e3
-        given = header(scope, b"x-request-timeout-ms")
+        given = header(headers, b"x-request-timeout-ms")
         if given is None:
             return timeout_s
         try:
@@ -143,26 +154,32 @@ class RankEndpoint:
         return min(timeout_s, wanted_ms / 1e3)
 
 
-async def _reply_ranking(send: Send, ranking: Ranking) -> None:
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
+
+
+async def _reply_ranking(exchange: Exchange, ranking: Ranking) -> None:
     headers = [
-        asgi.JSON,
+        JSON,
         (b"x-request-id", ranking.request_id.encode()),
         (b"x-model-version", ranking.model_version.encode()),
         (b"server-timing", server_timing(ranking).encode()),
     ]
     if ranking.degraded:
         headers.append((b"x-degraded", ",".join(ranking.degraded).encode()))
-    await asgi.reply(send, 200, headers, encode_ranking(ranking))
+    await exchange.reply(200, headers, encode_ranking(ranking))
 
 
-def _report_of(ranking: Ranking, candidates: int, started_s: float, scope: Scope) -> Report:
+def _report_of(ranking: Ranking, candidates: int, exchange: Exchange) -> Report:
     return Report(
         route="/rank",
         outcome="degraded" if ranking.degraded else "ok",
         status=200,
         request_id=ranking.request_id,
-        started_s=started_s,
-        headers=scope["headers"],
+        started_s=exchange.received_s,
+        headers=exchange.headers,
         model_name=ranking.model_name,
         model_version=ranking.model_version,
         backend=ranking.backend,
@@ -177,31 +194,31 @@ def _report_of(ranking: Ranking, candidates: int, started_s: float, scope: Scope
     )
 
 
-def _unanswered(route: str, request_id: str, started_s: float, scope: Scope) -> Report:
+def _unanswered(route: str, request_id: str, exchange: Exchange) -> Report:
     return Report(
         route=route,
         outcome="cancelled",
         status=499,
         request_id=request_id,
-        started_s=started_s,
-        headers=scope["headers"],
+        started_s=exchange.received_s,
+        headers=exchange.headers,
     )
 
 
 async def _reply_error(
-    send: Send, error: Exception, request_id: str, *, started_s: float, scope: Scope
+    exchange: Exchange, error: Exception, request_id: str, *, route: str
 ) -> Report:
     if not isinstance(error, RankerError):
         _log.error("unexpected error", exc_info=error, extra={"request_id": request_id})
     problem = problem_of(error, request_id)
-    await asgi.reply_problem(send, problem)
+    await reply_problem(exchange, problem)
     return Report(
-        route=scope["path"],
+        route=route,
         outcome=_outcome(error),
         status=problem.status,
         request_id=request_id,
-        started_s=started_s,
-        headers=scope["headers"],
+        started_s=exchange.received_s,
+        headers=exchange.headers,
         detail=problem.code,  # the problem's own words may quote an item
     )
 
@@ -238,45 +255,48 @@ class EventsEndpoint:
         self._stored = stored
         self._max_body_bytes = max_body_bytes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, exchange: Exchange) -> None:
         """Answer 202 once the events are in the signal store."""
-        started = time.monotonic()
-        request_id = request_id_of(scope) or new_id()
+        route = "/v1/events"
+        headers = exchange.headers
+        request_id = request_id_of(headers) or new_id()
         outcome: Outcome = "ok"
         status = 202
         try:
-            self._access.check(scope)
-            body = await asgi.read_body(receive, self._max_body_bytes)
-            kind = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
+            self._access.check(headers)
+            body = await exchange.body(self._max_body_bytes)
+            kind = (header(headers, b"content-type") or "").partition(";")[0].strip().lower()
             parsed = parse_events(body, ndjson=kind in _NDJSON)
             if parsed.events:
                 written = await self._sink.write(parsed.events)
-                await _reply_accepted(send, parsed, written, request_id)
+                await _reply_accepted(exchange, parsed, written, request_id)
                 self._stored(parsed.events)
                 self._count("accepted", written.accepted)
                 self._count("duplicate", written.duplicates)
                 self._count("clamped", parsed.clamped)
             else:
                 outcome, status = "invalid", 422
-                await asgi.reply_problem(send, _all_rejected(parsed.rejected, request_id))
+                await reply_problem(exchange, _all_rejected(parsed.rejected, request_id))
             self._count("rejected", len(parsed.rejected))
             report = Report(
-                route="/v1/events",
+                route=route,
                 outcome=outcome,
                 status=status,
                 request_id=request_id,
-                started_s=started,
-                headers=scope["headers"],
+                started_s=exchange.received_s,
+                headers=headers,
             )
         except CallerLeft:
-            report = _unanswered("/v1/events", request_id, started, scope)
+            report = _unanswered(route, request_id, exchange)
         except Exception as error:  # noqa: BLE001  a bug becomes a 500, and the log has it
-            report = await _reply_error(send, error, request_id, started_s=started, scope=scope)
-        report.times.total_s = time.monotonic() - started
+            report = await _reply_error(exchange, error, request_id, route=route)
+        report.times.total_s = time.monotonic() - exchange.received_s
         self._record(report)
 
 
-async def _reply_accepted(send: Send, parsed: Parsed, written: Written, request_id: str) -> None:
+async def _reply_accepted(
+    exchange: Exchange, parsed: Parsed, written: Written, request_id: str
+) -> None:
     accepted = Accepted(
         accepted=written.accepted,
         duplicates=written.duplicates,
@@ -284,8 +304,8 @@ async def _reply_accepted(send: Send, parsed: Parsed, written: Written, request_
         rejected=parsed.rejected,
         signal_token=written.token,
     )
-    headers = [asgi.JSON, (b"x-request-id", request_id.encode())]
-    await asgi.reply(send, 202, headers, msgspec.json.encode(accepted))
+    headers = [JSON, (b"x-request-id", request_id.encode())]
+    await exchange.reply(202, headers, msgspec.json.encode(accepted))
 
 
 def _all_rejected(rejected: list[Rejected], request_id: str) -> Problem:
@@ -295,15 +315,13 @@ def _all_rejected(rejected: list[Rejected], request_id: str) -> Problem:
     return msgspec.structs.replace(problem, rejected=rejected)
 
 
-async def forget_user(
-    user_id: str, *, sink: EventSink, access: Access, scope: Scope, send: Send
-) -> None:
+async def forget_user(user_id: str, *, sink: EventSink, access: Access, exchange: Exchange) -> None:
     """`DELETE /v1/users/{user_id}`: 204 once nothing is known of the user."""
-    request_id = request_id_of(scope) or new_id()
+    request_id = request_id_of(exchange.headers) or new_id()
     try:
-        access.check(scope)
+        access.check(exchange.headers)
         await sink.forget(user_id)
     except Exception as error:  # noqa: BLE001  a bug becomes a 500, and the log has it
-        await _reply_error(send, error, request_id, started_s=received_s(scope), scope=scope)
+        await _reply_error(exchange, error, request_id, route="/v1/users/{user_id}")
         return
-    await asgi.reply(send, 204, [(b"x-request-id", request_id.encode())], b"")
+    await exchange.reply(204, [(b"x-request-id", request_id.encode())], b"")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import BatchSpec, OutputSpec
-from service.domain import BackendName, Int64Array, Priority
+from service.domain import BackendKind, BackendName, Int64Array, Priority
 from service.encoding.batch import Batch
 from service.encoding.history import Person
 from service.encoding.slate import Slate, blend
@@ -33,6 +33,7 @@ from service.inference.executor import Executor
 from service.inference.jobs import BatchReport, Job, JobScores
 from service.inference.ladder import Ladder
 from service.inference.lane import Flight, Lane
+from service.inference.outages import Outages, RungChange
 from service.inference.rung import Rung, Scored
 
 __all__ = ["BatchReport", "JobScores", "MicroBatcher"]
@@ -55,6 +56,7 @@ class MicroBatcher:
         max_queue_s: float,
         stall_s: float = 0.05,
         report: Callable[[BatchReport], None] = lambda _: None,
+        changed: Callable[[RungChange], None] = lambda _: None,
         breaker: Callable[[], RatioBreaker] = RatioBreaker,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,6 +67,7 @@ class MicroBatcher:
             max_queue_s=max_queue_s,
             clock=clock,
         )
+        self._outages = Outages(self.ladder, changed, clock)
         self._encode = encode
         self._output = output
         self._tile_width = tile_width
@@ -90,6 +93,18 @@ class MicroBatcher:
     def add_rung(self, rung: Rung) -> None:
         """Use one more rung; from any thread. It learns its cost from its first batches."""
         self.ladder.add(self._lane(rung, breaker=self._breaker()))
+        self._outages.note(rung.backend.kind, "joined")
+
+    def prefer(self, kind: BackendKind | None) -> None:
+        """Try this backend first from now on, or the best one again; raises NotFound.
+
+        What is queued or runs stays where it is.
+        """
+        if kind == self.ladder.preferred:
+            return
+        self.ladder.prefer(kind)
+        reason = "put first by an operator" if kind else "first again, as the best"
+        self._outages.note(self.ladder.lanes[0].kind, reason)
 
     def check(self, tiles: int, deadline_s: float, priority: Priority) -> None:
         """Raise Overloaded where no rung could score a job of so many tiles in time.
@@ -111,7 +126,8 @@ class MicroBatcher:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         future: asyncio.Future[JobScores] = self._loop.create_future()
-        job = Job(person, slate, tiles, deadline_s, priority, future, self._clock())
+        place = self.ladder.place(lane)
+        job = Job(person, slate, tiles, deadline_s, priority, future, self._clock(), place)
         lane.breaker.allow()
         lane.queues.put(job)
         if not lane.full and not lane.seal_scheduled:
@@ -175,7 +191,7 @@ class MicroBatcher:
             return
         lane.stuck_s = self._clock()
         lane.breaker.trip()
-        _log.error("rung hangs", extra={"rung": lane.kind})
+        self._outages.begin(lane, "does not answer", began_s=head.started_s)
         jobs = [job for flight in lane.flights for job in flight.jobs]
         for flight in lane.flights:
             flight.abandoned = True
@@ -198,14 +214,13 @@ class MicroBatcher:
         if isinstance(result, BackendFault):
             self._step_down(lane, flight, result)
             return
-        if lane.breaker.state != "closed":
-            _log.warning("rung is back", extra={"rung": lane.kind})
         lane.breaker.succeeded()
         self._seal(lane)  # first of all, keep the engine busy
         lane.cost.learn(flight.tiles, result.seconds)
-        self._answer(flight.jobs, unknown, result, rung=self.ladder.place(lane))
+        self._answer(flight.jobs, unknown, result)
+        self._outages.end(lane)
 
-    def _answer(self, jobs: list[Job], unknown: Int64Array, result: Scored, *, rung: int) -> None:
+    def _answer(self, jobs: list[Job], unknown: Int64Array, result: Scored) -> None:
         scores = blend(result.logits, self._output)  # [tiles, T]
         first = scores[: jobs[0].tiles].ravel()[: len(jobs[0].slate.ids)]
         report = self._report_of(
@@ -226,7 +241,7 @@ class MicroBatcher:
                         missing,
                         result.backend,
                         result.precision,
-                        rung,
+                        job.rung,
                         result.started_s - job.queued_s,
                         result.seconds,
                         report,
@@ -266,7 +281,7 @@ class MicroBatcher:
     def _lose(self, lane: Lane, fault: BackendLost) -> None:
         if lane.lost_s is None:
             lane.lost_s = self._clock()
-            _log.critical("rung is lost", extra={"rung": lane.kind, "reason": str(fault)})
+            self._outages.begin(lane, str(fault), began_s=lane.lost_s)
 
     def _step_down(self, lane: Lane, flight: Flight, fault: BackendFault) -> None:
         lane.breaker.failed()
@@ -277,6 +292,7 @@ class MicroBatcher:
         if lane.usable():
             self._seal(lane)
         else:
+            self._outages.begin(lane, str(fault), began_s=flight.started_s)
             self._evacuate(lane)
 
     def _retry(self, lane: Lane, jobs: list[Job], fault: BackendFault) -> None:
@@ -297,6 +313,8 @@ class MicroBatcher:
         if target is None or not target.breaker.allow():
             _fail(jobs, fault)
             return
+        for job in jobs:
+            job.rung = self.ladder.place(target)
         target.queues.put_back(jobs)
         self._seal(target)
 

@@ -62,6 +62,8 @@ class Job(msgspec.Struct, eq=False):
     priority: Priority
     future: asyncio.Future[JobScores]
     queued_s: float
+    rung: int
+    """The place on the ladder of the rung that it waits for, when it was queued there."""
     retried: bool = False
     """True once a rung has failed it."""
     waits_in: JobQueues | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -23,28 +24,45 @@ class Ladder:
         max_queue_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.lanes = list(lanes)
-        """The first choice first."""
-        self._preferred: BackendKind | None = None
+        self._best_first = self.lanes = list(lanes)
+        """`lanes` is the order in which they are tried."""
+        self.preferred: BackendKind | None = None
+        """An operator's choice, which goes before the best."""
+        self._order = threading.Lock()
         self._max_queue_s = max_queue_s
         self._clock = clock
 
-    def prefer(self, kind: BackendKind) -> None:
-        """Try this backend first from now on; raises NotFound if the version has none.
+    def prefer(self, kind: BackendKind | None) -> None:
+        """Try this backend first from now on, or the best one again.
 
-        The others stay warm behind it, in their order.
+        The others stay warm behind it, in their order. Raises NotFound, and changes nothing,
+        if the version has none of this kind.
         """
-        chosen = [lane for lane in self.lanes if lane.kind == kind]
-        if not chosen:
-            kinds = ", ".join(lane.kind for lane in self.lanes)
-            raise NotFound(f"no backend {kind!r} is loaded, only {kinds}", field="backend")
-        self._preferred = kind
-        self.lanes = chosen + [lane for lane in self.lanes if lane.kind != kind]
+        self.check(kind)
+        with self._order:
+            self.preferred = kind
+            self._arrange()
+
+    def check(self, kind: BackendKind | None) -> None:
+        """Raise NotFound, which names what is there, if no rung is of this kind."""
+        kinds = [lane.kind for lane in self._best_first]
+        if kind is not None and kind not in kinds:
+            raise NotFound(
+                f"no backend {kind!r} is loaded, only {', '.join(kinds)}", field="backend"
+            )
 
     def add(self, lane: Lane) -> None:
         """Try one more rung, before all others but the one that an operator prefers."""
-        at = 1 if self._preferred == self.lanes[0].kind else 0
-        self.lanes = [*self.lanes[:at], lane, *self.lanes[at:]]
+        with self._order:
+            self._best_first = [lane, *self._best_first]
+            self._arrange()
+
+    def _arrange(self) -> None:
+        self.lanes = sorted(self._best_first, key=lambda lane: lane.kind != self.preferred)
+
+    def first(self) -> Lane | None:
+        """The rung that takes jobs now, unless their queue is too long for it."""
+        return next((lane for lane in self.lanes if lane.usable()), None)
 
     def choose(self, tiles: int, left_s: float, priority: Priority) -> Lane:
         """The first rung that is predicted to score so many tiles in the time left.
@@ -83,7 +101,8 @@ class Ladder:
 
     def wait_s(self) -> float:
         """Predicted seconds until a job that came now would start on the first usable rung."""
-        return next((lane.wait_s() for lane in self.lanes if lane.usable()), 0.0)
+        lane = self.first()
+        return lane.wait_s() if lane is not None else 0.0
 
     def lost_s(self) -> float | None:
         """Seconds since a device was lost, or an engine taken for lost; None if all are well."""
@@ -95,4 +114,5 @@ class Ladder:
 
     def reports(self) -> list[LaneReport]:
         """How each rung stands, in the order in which they are tried."""
-        return [lane.report() for lane in self.lanes]
+        first = self.first()
+        return [lane.report(serves=lane is first) for lane in self.lanes]

@@ -53,6 +53,8 @@ class LaneReport(msgspec.Struct, frozen=True):
     wait_s: float
     opened: int
     """How often the breaker has opened."""
+    serves: bool
+    """Whether it is the one that takes jobs now."""
 
 
 class Lane:
@@ -104,7 +106,7 @@ class Lane:
         limit = max(stall_s, _SLOW_FACTOR * flight.predicted_s)
         return limit * _LAST_FACTOR if last else limit
 
-    def report(self) -> LaneReport:
+    def report(self, *, serves: bool) -> LaneReport:
         """How it stands now."""
         state: LaneState = self.breaker.state
         if self.lost_s is not None:
@@ -118,4 +120,5 @@ class Lane:
             self.queues.tiles,
             self.wait_s(),
             self.breaker.opened,
+            serves,
         )

@@ -1,4 +1,8 @@
-"""A rung: one engine, and the one thread that owns it. It runs batches in the order given."""
+"""A rung: one engine, and the thread that owns it. It runs batches in the order given.
+
+Where an engine takes the next batch before the last one is done, a second thread waits for
+what the first one has begun.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
+from typing import ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,16 +39,25 @@ class Scored(msgspec.Struct, frozen=True):
 
 
 Done = Callable[[Scored | BackendFault], None]
+Begin = Callable[[Batch], Callable[[], Float32Array]]
+Begun = Callable[[], Float32Array] | BackendFault
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Rung:
-    """Runs batches on its backend; `done` is called on the rung's own thread."""
+    """Runs batches on its backend; `done` is called on a thread of the rung."""
 
     def __init__(self, backend: Backend, *, name: str) -> None:
         self.backend = backend
         self.lost: BackendLost | None = None
         """Why the backend is never touched again, once it is lost."""
         self._work: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
+        self._begun: SimpleQueue[tuple[Begun, float, Done] | None] = SimpleQueue()
+        self._ended_s = 0.0
+        """When the last batch was scored."""
+        self._ender: threading.Thread | None = None
+        """Waits for batches of an engine that takes the next one meanwhile."""
         self._thread = threading.Thread(
             target=self._run, name=f"{backend.kind}-{name}", daemon=True
         )
@@ -65,32 +80,65 @@ class Rung:
         self.submit(batch, done)
         return answer.result()
 
-    def _score(self, batch: Batch) -> Scored:
-        if self.lost is not None:
-            raise BackendLost(str(self.lost))
-        backend = self.backend
-        started = time.monotonic()
-        logits = backend.score(batch)
-        if not np.isfinite(logits).all():
-            raise BackendRecoverable(f"{backend.kind} gave scores that are no numbers")
-        seconds = time.monotonic() - started
-        return Scored(logits, backend.name, backend.precision, started, seconds)
-
     def _run(self) -> None:
+        """The thread that owns the engine."""
         while (work := self._work.get()) is not None:
             batch, done = work
-            try:
-                result: Scored | BackendFault = self._score(batch)
-            except BackendLost as error:
-                self.lost = result = error
-            except BackendFault as error:
-                result = error
-            except Exception as error:  # noqa: BLE001  the batch loop's boundary: one batch fails
-                result = BackendRecoverable(f"{type(error).__name__}: {error}")
-            done(result)
-            del batch, done, result, work
+            begun_s = time.monotonic()
+            begin: Begin | None = getattr(self.backend, "begin", None)
+            if begin is None:
+                score = partial(self.backend.score, batch)
+                done(self._guarded(self._end, score, begun_s))
+                del score
+            else:
+                self._hand_on(self._guarded(begin, batch), begun_s, done)
+            del batch, begin, done, work
+        if self._ender is not None:
+            self._begun.put(None)
+            self._ender.join()
         if self.lost is None:  # a lost device is not even asked to free anything
             self.backend.close()
+
+    def _hand_on(self, begun: Begun, begun_s: float, done: Done) -> None:
+        """Let another thread wait for a batch, while the next one is begun in this one."""
+        if self._ender is None:
+            self._ender = threading.Thread(
+                target=self._end_all, name=f"{self._thread.name}-end", daemon=True
+            )
+            self._ender.start()
+        self._begun.put((begun, begun_s, done))
+
+    def _end_all(self) -> None:
+        while (work := self._begun.get()) is not None:
+            begun, begun_s, done = work
+            if isinstance(begun, BackendFault):
+                done(begun)
+            else:
+                done(self._guarded(self._end, begun, begun_s))
+            del begun, done, work
+
+    def _guarded(self, step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | BackendFault:
+        """What a step of a batch gives, or why it failed."""
+        try:
+            if self.lost is not None:
+                raise BackendLost(str(self.lost))  # noqa: TRY301  the device must not be touched
+            return step(*args, **kwargs)
+        except BackendLost as error:
+            self.lost = error
+            return error
+        except BackendFault as error:
+            return error
+        except Exception as error:  # noqa: BLE001  the batch loop's boundary: one batch fails
+            return BackendRecoverable(f"{type(error).__name__}: {error}")
+
+    def _end(self, logits_of: Callable[[], Float32Array], begun_s: float) -> Scored:
+        """Wait for a batch's logits; its time counts from when the engine was free for it."""
+        backend = self.backend
+        logits = logits_of()
+        if not np.isfinite(logits).all():
+            raise BackendRecoverable(f"{backend.kind} gave scores that are no numbers")
+        started_s, self._ended_s = max(begun_s, self._ended_s), time.monotonic()
+        return Scored(logits, backend.name, backend.precision, started_s, self._ended_s - started_s)
 
     def close(self) -> None:
         """Finish what is queued, free the engine in its own thread, and wait for it.

@@ -25,8 +25,9 @@ from service.versions.traffic import Sample
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 MAX_TIMEOUT_MS = 60_000
-RequestId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
-"""Printable ASCII without blanks, as it is sent back in a header."""
+RequestId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[!-~]+$(?!\n)")]
+"""Printable ASCII without blanks, as it is sent back in a header; `$` alone lets a last line
+break pass."""
 
 
 class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

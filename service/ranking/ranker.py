@@ -110,14 +110,15 @@ class Ranker:
             top_n=min(query.top_n or len(slate.ids), len(slate.ids)),
         )
         ranking = request.ranking
+        self._admission.note_turn(deadline.received_s)
         try:
-            with self._admission.permit() as admitted:
+            with self._admission as admitted:
                 version = self._versions.pick(query.model, request.user)
                 ranking.model_name, ranking.model_version = version.name, version.version
                 ranking.ranking_id += version.tag
                 if not admitted:
                     raise Overloaded("too many requests in flight")
-                with version.lease():
+                with version:
                     order, scores = await self._score(request, version)
         except (Refusal, BackendFault) as error:
             if not query.allow_degraded:
@@ -126,7 +127,7 @@ class Ranker:
             order, scores = prior_order(slate.priors, len(slate.ids), top_n=request.top_n)
         ranking.indexes = order.tolist()
         ranking.scores = scores.tolist()
-        ranking.ids = [slate.ids[at] for at in ranking.indexes]
+        ranking.ids = list(map(slate.ids.__getitem__, ranking.indexes))
         return ranking
 
     async def _score(

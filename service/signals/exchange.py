@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import hiredis
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import (
     MaxConnectionsError,
+    ReadOnlyError,
     RedisClusterException,
     RedisError,
     ResponseError,
@@ -73,17 +76,12 @@ class ServerExchange:
         except (RedisError, OSError) as error:
             self._breaker.failed()
             raise SignalFault(f"cannot connect: {error}") from error
-        replies: list[Reply] = []
         try:
             async with asyncio.timeout(self.timeout_s):
                 await connection.send_packed_command(
                     b"".join([_pack(command) for command in commands]), check_health=False
                 )
-                for _ in commands:
-                    try:
-                        replies.append(await connection.read_response())
-                    except ResponseError as error:
-                        replies.append(error)
+                replies = await _read(connection, len(commands))
         except (RedisError, OSError, TimeoutError) as error:
             self._breaker.failed()
             await self._drop(connection)
@@ -117,6 +115,27 @@ class ServerExchange:
         connection.socket_timeout = self.timeout_s
         await connection.disconnect(nowait=True)
         await self._pool.release(connection)
+
+
+async def _read(connection: AbstractConnection, count: int) -> list[Reply]:
+    """So many replies, each one's own error among them.
+
+    The first is awaited through redis-py; those that came with it are taken from the parser
+    without a coroutine each.
+    """
+    replies: list[Reply] = []
+    while len(replies) < count:
+        try:
+            replies.append(await connection.read_response())
+        except ResponseError as error:
+            replies.append(error)
+        parser: Any = connection._parser  # noqa: SLF001 - redis-py has no way to poll
+        reader = parser._reader  # noqa: SLF001
+        while len(replies) < count and (reply := reader.gets()) is not NOT_ENOUGH_DATA:
+            if isinstance(reply, RedisConnectionError | ReadOnlyError):
+                raise reply  # not of one command: the server is loading, or no master any more
+            replies.append(reply)
+    return replies
 
 
 async def _is_spoilt(connection: AbstractConnection) -> bool:

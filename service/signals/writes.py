@@ -1,11 +1,14 @@
-"""Events -> signals in Redis: one atomic script a user, all users of a call in one pipeline."""
+"""Events -> signals in Redis: one atomic script a user; calls that meet share a pipeline."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from hashlib import sha1
 from importlib.resources import files
+from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 from redis.exceptions import NoScriptError, RedisError
@@ -14,7 +17,7 @@ from service.domain import Event, Signal
 from service.encoding.history import VISIT_MS, VISIT_RECORDS
 from service.errors import SignalFault
 from service.signals import token
-from service.signals.exchange import Command, Exchange
+from service.signals.exchange import Command, Exchange, Reply
 from service.signals.keys import keys_of
 from service.signals.records import encode_signal
 
@@ -22,6 +25,10 @@ SEEN_KEPT = 1000
 """Event ids remembered for each user."""
 EVENTS_PER_SCRIPT = 100
 """Redis does nothing else while a script runs."""
+MAX_COMMANDS = 128
+"""In one pipeline, unless a single call needs more."""
+MAX_PENDING = 512
+"""Calls that may wait for a pipeline; the next one is refused."""
 
 SCRIPT = files(__package__).joinpath("fold.lua").read_bytes()
 SCRIPT_SHA = sha1(SCRIPT, usedforsecurity=False).hexdigest()
@@ -37,14 +44,23 @@ class Written(msgspec.Struct, frozen=True):
     """Covers all users of the call, duplicates' too."""
 
 
+class _Write(NamedTuple):
+    """Commands of one call, and who waits for their replies."""
+
+    commands: list[Command]
+    replies: asyncio.Future[list[Reply]]
+
+
 class Writes:
-    """Writers, at most `writers` at a time."""
+    """Calls that arrive together share a pipeline; at most `writers` pipelines are on their way."""
 
     def __init__(self, exchange: Exchange, *, keep: int, ttl_s: int, writers: int) -> None:
         self._exchange = exchange
         self._constants = (keep, ttl_s, VISIT_MS, VISIT_RECORDS, SEEN_KEPT)
-        self._slots = asyncio.Semaphore(writers)
-        self._running: set[asyncio.Task[list[object]]] = set()
+        self._writers = writers
+        self._pending: deque[_Write] = deque()
+        self._scheduled = False
+        self._in_flight: dict[asyncio.Task[None], list[_Write]] = {}
 
     async def write(self, events: Sequence[Event]) -> Written:
         """Fold the events into their users' lists; raises SignalFault if Redis did not take all.
@@ -75,8 +91,9 @@ class Writes:
 
     async def close(self) -> None:
         """Wait for the writes on their way."""
-        if self._running:
-            await asyncio.wait(self._running)
+        self._flush()
+        while self._in_flight:
+            await asyncio.wait(self._in_flight)
 
     def _call(self, user: str, events: list[Event]) -> Command:
         """Arguments of the script, without the command and the script itself."""
@@ -87,7 +104,7 @@ class Writes:
             arguments.append(b"" if event.type == "impression" else encode_signal(_signal(event)))
         return (3, keys.signals, keys.seen, keys.written, *self._constants, *arguments)
 
-    async def _evaluate(self, calls: list[Command]) -> list[object]:
+    async def _evaluate(self, calls: list[Command]) -> list[Reply]:
         replies = await self._send([("EVALSHA", SCRIPT_SHA, *call) for call in calls])
         # A restarted or failed-over server has not seen the script; EVAL also stores it.
         unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
@@ -100,28 +117,48 @@ class Writes:
                 raise SignalFault(f"Redis refused a write: {reply}") from reply
         return replies
 
-    async def _send(self, commands: list[Command]) -> list[object]:
-        """One exchange that goes on when its caller is cancelled."""
-        try:
-            async with asyncio.timeout(self._exchange.timeout_s):
-                await self._slots.acquire()
-        except TimeoutError as error:
-            raise SignalFault("too many writes at once") from error
-        task = asyncio.get_running_loop().create_task(self._hold_slot(commands))
-        self._running.add(task)
-        task.add_done_callback(self._finished)
-        return await asyncio.shield(task)
+    async def _send(self, commands: list[Command]) -> list[Reply]:
+        """Replies of an exchange that goes on when its caller is cancelled."""
+        if len(self._pending) >= MAX_PENDING:
+            raise SignalFault("too many writes at once")
+        loop = asyncio.get_running_loop()
+        write = _Write(commands, loop.create_future())
+        self._pending.append(write)
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._flush)
+        return await write.replies
 
-    async def _hold_slot(self, commands: list[Command]) -> list[object]:
-        try:
-            return await self._exchange(commands)
-        finally:
-            self._slots.release()
+    def _flush(self) -> None:
+        """Send what waits; a busy loop then finds fewer, fuller pipelines, not a longer queue."""
+        self._scheduled = False
+        while self._pending and len(self._in_flight) < self._writers:
+            writes = [self._pending.popleft()]
+            left = MAX_COMMANDS - len(writes[0].commands)
+            while self._pending and len(self._pending[0].commands) <= left:
+                writes.append(self._pending.popleft())
+                left -= len(writes[-1].commands)
+            task = asyncio.get_running_loop().create_task(self._run(writes))
+            self._in_flight[task] = writes
+            task.add_done_callback(self._landed)
 
-    def _finished(self, task: asyncio.Task[list[object]]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen, although its caller may have left
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        writes = self._in_flight.pop(task)
+        error = None if task.cancelled() else task.exception()
+        for write in writes:
+            if error is not None and not write.replies.done():
+                write.replies.set_exception(error)
+            else:
+                write.replies.cancel()  # nothing, where there are replies
+        self._flush()
+
+    async def _run(self, writes: list[_Write]) -> None:
+        commands = [command for write in writes for command in write.commands]
+        replies = iter(await self._exchange(commands))
+        for write in writes:
+            own = list(islice(replies, len(write.commands)))
+            if not write.replies.done():
+                write.replies.set_result(own)
 
 
 def _signal(event: Event) -> Signal:

@@ -17,7 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from service.domain import Change, ChangeKind, DegradedReason, SignalSource
 from service.inference.batcher import BatchReport
 from service.ranking.query import Report
-from service.telemetry.histogram import Child, LoopHistogram
+from service.telemetry.loop_metrics import Child, LoopCounter, LoopHistogram
 from service.telemetry.spans import FRAMEWORK
 
 # dense around 10, 20 and 50 ms, the usual objectives of ranking
@@ -37,15 +37,12 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # half as many series; nothing here reads them
         self.registry = CollectorRegistry()
-        self._requests = Counter(
+        self._requests = LoopCounter(
             "ranker_requests",
             "Finished requests",
             ["route", "outcome", "model_version", "framework"],
-            registry=self.registry,
         )
-        self._degraded = Counter(
-            "ranker_degraded", "Degraded answers", ["reason"], registry=self.registry
-        )
+        self._degraded = LoopCounter("ranker_degraded", "Degraded answers", ["reason"])
         self._seconds = LoopHistogram(
             "ranker_stage_seconds",
             "Time of each stage of a /rank request",
@@ -53,12 +50,13 @@ class Metrics:
             bounds=_SECONDS,
         )
         self.registry.register(self._seconds)
-        self._signals = Counter(
+        self._signals = LoopCounter(
             "ranker_signals",
             "Users by where their signals came from",
             ["source"],
-            registry=self.registry,
         )
+        for counter in (self._requests, self._degraded, self._signals):
+            self.registry.register(counter)
         ages = LoopHistogram(
             "ranker_signal_age_seconds", "Age of a user's newest signal", (), bounds=_AGE_S
         )
@@ -99,9 +97,6 @@ class Metrics:
             "ranker_events", "Events by what became of them", ["result"], registry=self.registry
         )
         self.ready = Gauge("ranker_ready", "1 if a version is warm", registry=self.registry)
-        self._request = cache(self._requests.labels)
-        self._reason = cache(self._degraded.labels)
-        self._source = cache(self._signals.labels)
         self._engine = cache(self._batch_seconds.labels)
         self._stages = cache(self._stages_of)
         self._start_at_zero()
@@ -111,9 +106,9 @@ class Metrics:
         for result in ("accepted", "duplicate", "clamped", "rejected"):
             self.events.labels(result)
         for source in get_args(SignalSource):
-            self._source(source)
+            self._signals.labels(source)
         for reason in get_args(DegradedReason):
-            self._reason(reason)
+            self._degraded.labels(reason)
         for kind in get_args(ChangeKind):
             for result in ("done", "refused"):
                 self._change_seconds.labels(kind, result)
@@ -124,17 +119,20 @@ class Metrics:
     def record(self, report: Report, exemplar: dict[str, str] | None = None) -> None:
         """Count one finished request; the exemplar leads from its latency to its trace."""
         framework = FRAMEWORK[report.backend]
-        self._request(report.route, report.outcome, report.model_version, framework).inc()
+        request = self._requests.labels(
+            report.route, report.outcome, report.model_version, framework
+        )
+        request.value += 1
         if report.route != "/rank":
             return
         for reason in report.degraded:
-            self._reason(reason).inc()
+            self._degraded.labels(reason).value += 1
         times = report.times
         total, signals, queue, inference, merge = self._stages(framework)
         total.observe(times.total_s, exemplar)
         if times.signals_at_s:
             signals.observe(times.signals_s, exemplar)
-            self._source(report.signal_source).inc()
+            self._signals.labels(report.signal_source).value += 1
         if times.inference_s:
             queue.observe(times.queue_s, exemplar)
             inference.observe(times.inference_s, exemplar)

@@ -11,10 +11,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from service.domain import Change
+from service.domain import Change, ChangeKind
 from service.inference.batcher import BatchReport
 from service.ranking.query import Report
 from service.telemetry.context import log_ids, parent_of
+from service.telemetry.distributions import Distributions
 from service.telemetry.drift import Drift, references
 from service.telemetry.live import LiveValues, Reading, Samples
 from service.telemetry.log import request_line
@@ -24,17 +25,19 @@ from service.telemetry.spans import SpanWriter
 
 _log = logging.getLogger("ranker.requests")
 _changes = logging.getLogger("ranker.changes")
+_UNWANTED: frozenset[ChangeKind] = frozenset({"fallback", "rollback"})
 _VERSIONS = 4
 """Versions whose drift is kept."""
 
 
 class Telemetry:
-    """Metrics always; spans if a provider is given; one log line a notable request."""
+    """Metrics always; spans and distributions if given; one log line a notable request."""
 
     def __init__(
         self,
         *,
         spans: SpanWriter | None,
+        distributions: Distributions | None = None,
         slow_s: float,
         notable_rps: float,
         access_log: bool,
@@ -43,6 +46,7 @@ class Telemetry:
         """`tags`: what every line of a request carries beside its own fields."""
         self.metrics = Metrics()
         self._spans = spans
+        self._distributions = distributions
         self._slow_s = slow_s
         self._allowance = Allowance(notable_rps)
         self._access_log = access_log
@@ -63,6 +67,8 @@ class Telemetry:
         context = self._spans.record(report, why) if self._spans is not None else None
         ids = log_ids(context) if context is not None else {}
         self.metrics.record(report, {"trace_id": ids["trace_id"]} if ids else None)
+        if self._distributions is not None:
+            self._distributions.record(report)
         drifts = self._drifts.get(report.model_version)
         if drifts and report.times.signals_at_s:
             _observe(drifts, report)
@@ -79,6 +85,8 @@ class Telemetry:
 
         def record_batch(report: BatchReport) -> None:
             self.metrics.record_batch(report)
+            if self._distributions is not None:
+                self._distributions.record_batch(report)
             if scores is not None and report.scores is not None:
                 scores.observe(report.scores)
 
@@ -88,22 +96,28 @@ class Telemetry:
         """Take one change of what serves; always traced, counted and logged."""
         self.metrics.record_change(change)
         context = self._spans.record_change(change) if self._spans is not None else None
-        fields = {
+        fields: dict[str, Any] = {
             "model.name": change.model_name,
             "model.version": change.model_version,
             "role": change.role,
+            "rung": change.rung,
+            "backend": change.backend,
             "done": change.done,
             "reason": change.reason,
             "took_ms": round((change.ended_s - change.started_s) * 1e3, 1),
         }
         ids = log_ids(context) if context is not None else {}
-        level = logging.INFO if change.done else logging.ERROR
+        level = logging.WARNING if change.kind in _UNWANTED else logging.INFO
+        if not change.done:
+            level = logging.ERROR
         _changes.log(level, change.kind, extra=fields | self._tags | ids)
 
     def flush(self) -> None:
         """Write what still waits; the last call."""
         if self._spans is not None:
             self._spans.flush()
+        if self._distributions is not None:
+            self._distributions.flush()
 
     def _write_line(self, report: Report, why: str, ids: dict[str, str]) -> None:
         if not ids and (parent := parent_of(report.headers)) is not None:

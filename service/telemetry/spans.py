@@ -117,6 +117,7 @@ class SpanWriter:
                 "batch.size": 0,
                 "queue.wait_ms": 0.0,
                 "role": change.role,
+                "rung": change.rung or "none",
                 "reason": change.reason,
                 "manual.keep": "true",
             },

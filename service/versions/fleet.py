@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from redis.exceptions import RedisError
@@ -37,8 +37,8 @@ class Replica(msgspec.Struct, kw_only=True):
     roles: dict[Role, str] = {}
     """Version by role."""
     loading: str | None = None
-    faults: dict[Role, str] = {}
-    """By role, why it is not what is wished."""
+    faults: dict[Role | Literal["backend"], str] = {}
+    """By role, and of the engine that is tried first: why it is not what is wished."""
     canary: Counts | None = None
     primary: Counts | None = None
     """Counts of the canary's present step, while there is a canary."""

@@ -16,12 +16,13 @@ from service.encoding.rows import RowSpace
 from service.inference.backends.select import build_later, open_rungs
 from service.inference.batcher import BatchReport
 from service.inference.executor import Executor
+from service.inference.outages import RungChange
 from service.inference.parity import read_golden
 from service.versions.loaded import LoadedVersion
 from service.versions.traffic import Sample
 
 _WARM_RUNS = 3
-_REST = 3.0
+_REST = 8.0
 """Pause after a gentle warm-up run, as a multiple of its time."""
 
 
@@ -35,6 +36,7 @@ def open_version(
     plans: Path | None = None,
     stall_s: float = 0.05,
     report: Callable[[BatchReport], None] = lambda _: None,
+    changed: Callable[[RungChange], None] = lambda _: None,
     samples: Sequence[Sample] = (),
     gently: bool = False,
 ) -> LoadedVersion:
@@ -61,6 +63,7 @@ def open_version(
             max_queue_s=max_queue_s,
             stall_s=stall_s,
             report=report,
+            changed=changed,
         )
         rows = _sampled(version, samples) or golden.batch
         _warm(version, rows, rest=_REST if gently else 0.0)

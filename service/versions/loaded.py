@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import xxhash
 
@@ -18,6 +18,7 @@ from service.encoding.slate import Slate
 from service.inference.backends.base import Backend
 from service.inference.batcher import BatchReport, MicroBatcher
 from service.inference.executor import Executor
+from service.inference.outages import RungChange
 
 TAG_CHARS = 8
 
@@ -41,7 +42,10 @@ class _Encoder:
 
 
 class LoadedVersion:
-    """One version in memory. It is closed when it is retired and the last lease is back."""
+    """One version in memory. It is closed when it is retired and the last lease is back.
+
+    As a context it is leased: it stays open for one request.
+    """
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class LoadedVersion:
         executor: Executor,
         max_queue_s: float,
         report: Callable[[BatchReport], None],
+        changed: Callable[[RungChange], None] = lambda _: None,
         stall_s: float = 0.05,
     ) -> None:
         self.manifest = manifest
@@ -68,6 +73,7 @@ class LoadedVersion:
             max_queue_s=max_queue_s,
             stall_s=stall_s,
             report=report,
+            changed=changed,
         )
         self.leases = 0
         self.closed = False
@@ -99,18 +105,16 @@ class LoadedVersion:
         if rung is not None:
             self.batcher.add_rung(rung)
 
-    @contextmanager
-    def lease(self) -> Iterator[LoadedVersion]:
-        """Keep the version open for one request."""
+    def __enter__(self) -> Self:
         assert not self.closed, f"{self.version} is closed"
         self.leases += 1
         self._idle.clear()
-        try:
-            yield self
-        finally:
-            self.leases -= 1
-            if not self.leases:
-                self._idle.set()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leases -= 1
+        if not self.leases:
+            self._idle.set()
 
     async def retire(self) -> None:
         """Wait until the last lease is back, then free the engines off the loop."""

@@ -35,6 +35,10 @@ class Versions:
         """The loaded version of this word, whatever its role."""
         return next((held for held in self.held() if held.version == version), None)
 
+    def role_of(self, version: str) -> Role | None:
+        """The first role that the version holds, the primary's before all others."""
+        return next((role for role, held in self.names().items() if held == version), None)
+
     def names(self) -> dict[Role, str]:
         """The version in each role that is taken."""
         found = {role: getattr(self, role) for role in ROLES}

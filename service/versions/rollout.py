@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 import xxhash
 
+from service.domain import BackendKind
 from service.errors import RequestFault
 from service.versions.gates import Gates
 
@@ -63,6 +64,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     canary: CanaryWish | None = None
     shadow: ShadowWish | None = None
     standby: str | None = None
+    backend: BackendKind | None = None
+    """The engine that is tried first; each replica's best one if None."""
     act: str = ""
     """The change that made this wish, its reason, its author and its time."""
     reason: str = ""
@@ -126,6 +129,11 @@ def with_standby(wish: Wish, version: str | None) -> Wish:
     if version is not None:
         _check_other(wish, version)
     return msgspec.structs.replace(wish, standby=version)
+
+
+def with_backend(wish: Wish, backend: BackendKind | None) -> Wish:
+    """An engine that is tried first, or the best one again."""
+    return msgspec.structs.replace(wish, backend=backend)
 
 
 def advanced(wish: Wish, *, now_ms: int) -> Wish:

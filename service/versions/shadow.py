@@ -146,7 +146,7 @@ class Shadow:
 
 
 async def _compare(copy: _Copy, shadow: LoadedVersion) -> Agreement:
-    with shadow.lease():
+    with shadow:
         scored = await shadow.batcher.submit(
             copy.sample.person,
             copy.sample.slate,

@@ -15,13 +15,15 @@ from typing import Literal
 import msgspec
 
 from service.bundle import Bundle, Manifest
-from service.errors import NoHeadroom, RankerError
+from service.domain import BackendKind
+from service.errors import NoHeadroom, NotFound, RankerError
 from service.versions.catalog import Catalog
 from service.versions.loaded import LoadedVersion
 from service.versions.memory import headroom_bytes, needed_bytes
 from service.versions.roles import Versions
 from service.versions.rollout import Role, Wish
 
+Wished = Role | Literal["backend"]
 Policy = Literal["availability-preserving", "resource-preserving"]
 Open = Callable[[Bundle], LoadedVersion]
 
@@ -43,7 +45,7 @@ class SwapReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Why a role is not what is wished."""
+    """Why a role, or the engine that is tried first, is not what is wished."""
 
     version: str
     reason: str
@@ -66,9 +68,10 @@ class Swaps:
     ) -> None:
         self.model = model
         self.versions = versions
-        self.faults: dict[Role, Fault] = {}
+        self.faults: dict[Wished, Fault] = {}
         self.loading: str | None = None
         self.retiring: set[asyncio.Task[None]] = set()
+        self._backend: BackendKind | None = None
         self._catalog = catalog
         self._open = open_version
         self._policy = policy
@@ -86,11 +89,21 @@ class Swaps:
         """
         self.faults = {}
         self._drop_unwished(wish)
+        self._backend = wish.backend
+        for held in self.versions.held():
+            self._prefer(held)
         self.versions.canary_percent = wish.canary.percent if wish.canary is not None else 0.0
         for role, wanted in wish.roles().items():
             await self._give(role, wanted)
             if self.versions.primary is None:
                 await self._give("primary", wish.previous)
+
+    def _prefer(self, version: LoadedVersion) -> None:
+        """Let a version try the wished engine first; one that has none stays as it is."""
+        try:
+            version.batcher.prefer(self._backend)
+        except NotFound as error:
+            self.faults["backend"] = Fault(version.version, f"{version.version}: {error}")
 
     def _drop_unwished(self, wish: Wish) -> None:
         for role, wanted in wish.roles().items():
@@ -113,6 +126,7 @@ class Swaps:
             if version is None:
                 version = await self._load(wanted)
                 load_s = time.monotonic() - started
+                self._prefer(version)
             self._assign(role, version)
         except RankerError as error:
             fault = f"{type(error).__name__}: {error}"

@@ -127,6 +127,7 @@ def test_a_request_of_the_past_sees_no_age_from_the_future(api: httpx.Client) ->
         ({"priority": "urgent"}, "priority", "urgent"),
         ({"context": {"surfce": "home"}}, "context.surfce", "unknown"),
         ({"request_id": "a\r\nset-cookie: x"}, "request_id", "regex"),
+        ({"request_id": "a\n"}, "request_id", "regex"),
         ({"min_signal_token": "%%%"}, "min_signal_token", "regex"),
         ({"colour": "red"}, "colour", "unknown"),
     ],
@@ -156,7 +157,7 @@ def test_what_does_not_validate_says_which_field_and_why(
         b'{"user_id":"\xff","items":["a"]}',
         b'{"user_id":"u","items":["a"],"top_n":1.5',
         b'{"user_id":"u","top_n":1.5,"items":[NaN]}',
-        b'{"user_id":"u","top_n":1.5,"x":' + b"[" * 800 + b"]" * 800 + b"}",
+        b'{"user_id":"u","top_n":1.5,"x":' + b"[" * 2_000 + b"]" * 2_000 + b"}",
     ],
 )
 def test_what_is_not_json_is_400(api: httpx.Client, body: bytes) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,7 +23,8 @@ from service.encoding.history import Person
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
 from service.encoding.slate import Slate, blend
-from service.errors import BackendLost, BackendRecoverable
+from service.errors import BackendRecoverable
+from service.inference.backends import cuda
 from service.inference.backends.onnx import OnnxCpu
 from service.inference.executor import Executor
 from service.ranking.admission import Admission, Deadline
@@ -32,6 +34,8 @@ from service.settings import Settings
 from service.signals.store import SignalStore
 from service.versions.loaded import LoadedVersion
 from service.versions.roles import Versions
+
+pytestmark = pytest.mark.alone
 
 STORE = Path(__file__).parents[2] / "models" / "store" / "shop"
 CALLERS = 200
@@ -65,6 +69,13 @@ class FaultyOnnx:
         self.inner.close()
 
 
+class FaultyOverlapping(FaultyOnnx):
+    """The same, but it takes the next batch before the last one is done, as a device does."""
+
+    def begin(self, batch: Batch) -> Callable[[], Float32Array]:
+        return partial(self.score, batch)
+
+
 def fails(_: Batch) -> Float32Array:
     raise BackendRecoverable("a kernel failed")
 
@@ -81,29 +92,39 @@ def gives_nan(batch: Batch) -> Float32Array:
     return np.full((*batch.cand_ids.shape[:2], 2), np.nan, np.float32)
 
 
+def lacks_device_memory(_: Batch) -> Float32Array:
+    raise cuda.fault_of(2, "device memory")
+
+
 def is_poisoned(_: Batch) -> Float32Array:
-    raise BackendLost("CUDA error 700")
+    raise cuda.fault_of(700, "synchronize")
 
 
 FAULTS = {
     "fails": fails,
     "has a bug": has_a_bug,
     "runs out of memory": out_of_memory,
+    "runs out of device memory": lacks_device_memory,
     "gives NaN": gives_nan,
     "is poisoned": is_poisoned,
 }
 
 
+both_kinds = pytest.mark.parametrize(
+    "rig", [FaultyOnnx, FaultyOverlapping], indirect=True, ids=["one at a time", "overlapping"]
+)
+
+
 class Rig:
     """Two rungs on the shop bundle, and a ranker before them."""
 
-    def __init__(self, store: SignalStore) -> None:
+    def __init__(self, store: SignalStore, first: type[FaultyOnnx]) -> None:
         self.bundle = Bundle.open(next(STORE.iterdir()))
         manifest = self.bundle.manifest
         self.space = RowSpace(manifest.input)
         self.table = ItemTable.from_bytes(self.bundle.read(manifest.item_table), self.space)
         graph = self.bundle.read(manifest.graphs["fp32"])
-        self.first = FaultyOnnx(OnnxCpu(graph, precision="fp32"), "tensorrt")
+        self.first = first(OnnxCpu(graph, precision="fp32"), "tensorrt")
         self.second = FaultyOnnx(OnnxCpu(graph, precision="fp32"), "onnx-cpu")
         self.reference = OnnxCpu(graph, precision="fp32")
         self.version = LoadedVersion(
@@ -112,6 +133,7 @@ class Rig:
             table=self.table,
             executor=Executor([self.first, self.second], name="chaos"),
             max_queue_s=TIMEOUT_S,
+            stall_s=1.0,  # a busy machine is not a hanging engine
             report=lambda _: None,
         )
         versions = Versions()
@@ -174,6 +196,10 @@ class Rig:
         reports = self.version.batcher.ladder.reports()
         return next(report.state for report in reports if report.kind == kind)
 
+    def notice_hanging_soon(self) -> None:
+        """Two rungs, of which the last one has 20 times as long, must fit the deadline."""
+        self.version.batcher._stall_s = 0.05
+
     async def becomes_well(self, kind: BackendKind) -> None:
         """Ask now and then until the rung's breaker has closed."""
         for _ in range(100):
@@ -185,8 +211,8 @@ class Rig:
 
 
 @pytest.fixture
-def rig(store: SignalStore) -> Iterator[Rig]:
-    rig = Rig(store)
+def rig(store: SignalStore, request: pytest.FixtureRequest) -> Iterator[Rig]:
+    rig = Rig(store, getattr(request, "param", FaultyOnnx))
     yield rig
     rig.first.freed.set()
     rig.second.freed.set()
@@ -199,6 +225,7 @@ async def test_all_is_well_without_a_fault(rig: Rig) -> None:
     assert {reason for ranking in answers for reason in ranking.degraded} == set()
 
 
+@both_kinds
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_first_rung_that(rig: Rig, fault: str) -> None:
     rig.first.fault = FAULTS[fault]
@@ -219,7 +246,9 @@ async def test_a_first_rung_that(rig: Rig, fault: str) -> None:
         rig.check_scored(await rig.ask_all(), backend="tensorrt")
 
 
+@both_kinds
 async def test_a_first_rung_that_hangs(rig: Rig) -> None:
+    rig.notice_hanging_soon()
     rig.first.fault = rig.first.hang
     rig.second.name = "onnxruntime"
     rig.check_scored(await rig.ask_all(), backend="onnxruntime")
@@ -237,6 +266,27 @@ async def test_a_second_rung_is_not_missed_if_it(rig: Rig, fault: str) -> None:
     rig.check_scored(await rig.ask_all(), backend="tensorrt")
 
 
+async def test_a_second_rung_is_not_missed_if_it_hangs(rig: Rig) -> None:
+    rig.second.fault = rig.second.hang
+    rig.check_scored(await rig.ask_all(), backend="tensorrt")
+
+
+@both_kinds
+async def test_each_rung_in_its_turn_while_callers_keep_asking(rig: Rig) -> None:
+    rig.second.name = "onnxruntime"
+    for fault in (fails, gives_nan, lacks_device_memory):
+        rig.first.fault, rig.second.fault = fault, None
+        answers = await rig.ask_all()
+        rig.check_scored(answers, backend="onnxruntime")
+        assert all(ranking.degraded == ["fallback_backend"] for ranking in answers)
+        rig.first.fault = None
+        await rig.becomes_well("tensorrt")
+        rig.second.fault = fault
+        answers = await rig.ask_all()
+        rig.check_scored(answers, backend="tensorrt")
+        assert not any(ranking.degraded for ranking in answers)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_two_rungs_of_which_each(rig: Rig, fault: str) -> None:
     rig.first.fault = rig.second.fault = FAULTS[fault]
@@ -249,7 +299,9 @@ async def test_two_rungs_of_which_each(rig: Rig, fault: str) -> None:
         await rig.becomes_well("tensorrt")
 
 
+@both_kinds
 async def test_two_rungs_of_which_each_hangs(rig: Rig) -> None:
+    rig.notice_hanging_soon()
     rig.first.fault, rig.second.fault = rig.first.hang, rig.second.hang
     rig.check_prior(await rig.ask_all())
     assert {rig.state("tensorrt"), rig.state("onnx-cpu")} == {"stuck"}

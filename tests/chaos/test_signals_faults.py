@@ -246,3 +246,25 @@ async def test_no_reply_reaches_another_user_whatever_breaks(
     await asyncio.wait([chaos])
     proxy.heal()
     await assert_recovers(store)
+
+
+@pytest.mark.parametrize("word", ["LOADING Redis is loading", "NOAUTH Authentication required."])
+async def test_a_server_that_refuses_after_its_first_reply_has_failed(word: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while command := await reader.read(65_536):
+            asked = command.count(b"LRANGE")
+            for _ in range(command.count(b"CLIENT") + command.count(b"SELECT")):
+                writer.write(b"+OK\r\n")
+            if asked:
+                writer.write(b"*0\r\n" + f"-{word}\r\n".encode() * (2 * asked - 1))
+        writer.close()
+
+    breaker = Breaker(failures=1, open_s=10)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = connect(f"redis://127.0.0.1:{port}/0", timeout_s=TIMEOUT_S, max_connections=16)
+    store = SignalStore(client, budget_s=5.0, breaker=breaker)
+    async with server:
+        assert await fetch(store, budget_s=5.0) == EMPTY_STATE
+        assert breaker.state == "open"
+        await store.close()

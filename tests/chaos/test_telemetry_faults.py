@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from service.app import Service
 from service.domain import BackendKind, BackendName, Float32Array
 from service.encoding.batch import Batch
-from service.errors import BackendRecoverable
+from service.errors import BackendLost, BackendRecoverable
 from service.inference.backends.base import Backend
 from service.settings import Settings
 from service.telemetry.spans import SpanWriter
@@ -92,6 +92,17 @@ class Observed:
 
     def value(self, name: str, **labels: str) -> float:
         return self.service.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    def rungs(self, what: str, **labels: str) -> dict[str, float]:
+        """By rung, a metric of the version that serves."""
+        primary = self.service.versions.primary
+        assert primary is not None
+        return {
+            report.kind: self.value(
+                f"ranker_rung_{what}", model_version=primary.version, rung=report.kind, **labels
+            )
+            for report in primary.batcher.ladder.reports()
+        }
 
     async def close(self) -> None:
         await self.client.aclose()
@@ -167,6 +178,67 @@ async def test_a_fallback_is_a_reason_on_every_span(observed: Observed) -> None:
     for name in ("POST /rank", "signals", "queue", "inference", "merge", "batch"):
         assert observed.attributes(name)["fallback.reason"] == "fallback_backend"
     assert observed.value("ranker_degraded_total", reason="fallback_backend") == 1
+
+
+async def test_a_rung_that_goes_out_and_comes_back_is_two_changes(
+    observed: Observed, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ranker.changes")
+    well = threading.Event()
+
+    def fail() -> None:
+        if not well.is_set():
+            raise BackendRecoverable("the device is out of memory")
+
+    observed.break_engine(fail, keep_behind=True)
+    for _ in range(4):
+        await observed.rank()
+    (out,) = observed.spans("fallback")
+    assert out.status.is_ok or out.status.is_unset
+    told = dict(out.attributes or {})
+    assert told["rung"] == "onnx-cuda"
+    assert told["fallback.reason"] == "onnx-cuda: the device is out of memory"
+    assert told["framework"] == "ONNXRuntime"
+    assert observed.rungs("state", state="open") == {"onnx-cuda": 1, "onnx-cpu": 0}
+    assert observed.rungs("serves") == {"onnx-cuda": 0, "onnx-cpu": 1}
+    assert observed.rungs("opened_total") == {"onnx-cuda": 1, "onnx-cpu": 0}
+    fallback = {"kind": "fallback", "result": "done"}
+    assert observed.value("ranker_change_seconds_count", **fallback) == 1
+
+    well.set()
+    until_s = time.monotonic() + 10
+    while observed.rungs("state", state="closed")["onnx-cuda"] != 1:
+        assert time.monotonic() < until_s
+        await asyncio.sleep(0.05)
+        await observed.rank()
+    joined, back = observed.spans("backend")
+    assert (joined.attributes or {})["reason"] == "onnx-cuda: joined"
+    assert (back.attributes or {})["reason"] == "onnx-cuda: is back"
+    assert seconds(back) >= 1, "it tells how long the rung was out"
+    assert observed.rungs("serves") == {"onnx-cuda": 1, "onnx-cpu": 0}
+    lines = [vars(record) for record in caplog.records if record.name == "ranker.changes"]
+    assert [(line["msg"], line["levelname"]) for line in lines[-2:]] == [
+        ("fallback", "WARNING"),
+        ("backend", "INFO"),
+    ]
+    assert out.context is not None
+    assert lines[-2]["trace_id"] == f"{out.context.trace_id:032x}"
+    assert lines[-2]["backend"] == "onnxruntime"
+
+
+async def test_a_lost_device_with_nothing_behind_it_is_a_failed_change(observed: Observed) -> None:
+    def fail() -> None:
+        raise BackendLost("CUDA error 700")
+
+    observed.break_engine(fail)
+    await observed.rank()
+    (span,) = observed.spans("fallback")
+    assert not span.status.is_ok
+    assert (span.attributes or {})["framework"] == "none"
+    assert observed.rungs("state", state="lost") == {"onnx-cpu": 1}
+    assert observed.rungs("serves") == {"onnx-cpu": 0}
+    refused = {"kind": "fallback", "result": "refused"}
+    assert observed.value("ranker_change_seconds_count", **refused) == 1
 
 
 async def test_no_engine_at_all_is_a_failed_batch(observed: Observed) -> None:

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.domain import BackendName, Change, ChangeKind, DegradedReason, Outcome, StageTimes
 from service.inference.batcher import BatchReport
+from service.inference.lane import LaneState
 from service.ranking.query import Report
 from service.telemetry.metrics import Metrics
 from service.telemetry.runtime import Gpus
@@ -79,7 +80,7 @@ CLOSED_SETS: dict[str, set[str]] = {
     "framework": set(FRAMEWORK.values()),
     "route": {"/rank", "/v1/events"},
     "stage": {"total", *STAGES},
-    "state": {"closed", "open", "half_open"},
+    "state": set(get_args(LaneState)),
 }
 """Values that a label may have beside those that one healthy service shows."""
 

@@ -13,10 +13,13 @@ from urllib.parse import urlsplit
 
 import httpx
 import msgspec
+import pytest
 
 from loadtests.driving.client import Client, Reply
 from loadtests.driving.target import Target
 from tests.live import LiveService, live_service
+
+pytestmark = pytest.mark.alone
 
 _log = logging.getLogger("tests.drain")
 DRAIN_S = 1.5

@@ -25,7 +25,7 @@ def as_examples(batch: Batch) -> Examples:
     shape = batch.cand_ids.shape[:2]
     labels = np.ones(shape, np.float32)
     return Examples(
-        *(getattr(batch, name) for name in Batch.__struct_fields__),
+        **msgspec.structs.asdict(batch),
         click=labels,
         long_dwell=labels,
         position=np.zeros(shape, np.int64),

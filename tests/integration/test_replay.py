@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from loadtests.driving.target import Target
 from loadtests.traces import arrivals, synth
 from loadtests.traces.trace import Record
 from loadtests.verdicts.summary import summarise
+
+pytestmark = pytest.mark.alone
 
 
 @pytest.fixture
@@ -132,6 +135,15 @@ def test_several_generators_share_a_trace_and_lose_nothing(trivial: str) -> None
     assert run.samples.served.all()
     assert (np.diff(run.samples.due_s) >= 0).all()
     assert run.description.generator_cpu_s > 0
+
+
+def test_a_generator_goes_before_others_where_it_may(trivial: str) -> None:
+    plan = quick(realtime=True)
+    if os.geteuid() == 0:
+        assert replay(poisson(100, 0.5), wire_to(trivial), plan).samples.served.all()
+    else:
+        with pytest.raises(RunFault, match="not permitted"):
+            replay(poisson(100, 0.5), wire_to(trivial), plan)
 
 
 def test_bodies_events_and_headers_arrive_as_the_trace_says(

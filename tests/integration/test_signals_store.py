@@ -11,10 +11,11 @@ import pytest
 from redis.asyncio import Redis
 
 from service.domain import EMPTY_STATE, Event, Profile, Signal, UserState
-from service.errors import RequestFault
+from service.errors import RequestFault, SignalFault
 from service.signals.exchange import Command, Exchange, Reply
 from service.signals.keys import keys_of
 from service.signals.store import SignalStore
+from service.signals.writes import Written
 
 NOW_MS = 1_717_171_717_123
 Fetch = asyncio.Task[UserState]
@@ -266,3 +267,42 @@ async def test_a_busy_loop_is_not_taken_for_a_slow_redis(store: SignalStore) -> 
         time.sleep(0.03)  # the loop is busy for three budgets
         assert (await asking).source == "redis"
     assert store.counts.late == 0
+
+
+async def test_writes_that_arrive_together_share_a_pipeline_and_none_is_refused(
+    store: SignalStore, valkey: Redis
+) -> None:
+    others = (await valkey.info("clients"))["connected_clients"]
+    written = await asyncio.gather(*(store.write([click(f"u{n}", f"i{n}")]) for n in range(400)))
+    assert [each.accepted for each in written] == [1] * 400
+    states = await asyncio.gather(
+        *(fetch(store, f"u{n}", each.token) for n, each in enumerate(written))
+    )
+    assert [items(state) for state in states] == [[f"i{n}"] for n in range(400)]
+    assert not any(state.stale for state in states)
+    clients = (await valkey.info("clients"))["connected_clients"]
+    assert clients - others <= 4 + 2  # pipelines and writers
+
+
+async def test_a_slow_loop_does_not_turn_writes_away(store: SignalStore) -> None:
+    async def hold_the_loop() -> None:
+        for _ in range(20):
+            time.sleep(0.02)
+            await asyncio.sleep(0)
+
+    holding = asyncio.create_task(hold_the_loop())
+    written = await asyncio.gather(*(store.write([click(f"u{n}", "i")]) for n in range(100)))
+    await holding
+    assert [each.accepted for each in written] == [1] * 100
+
+
+async def test_a_refused_write_does_not_hurt_its_neighbours(
+    store: SignalStore, valkey: Redis
+) -> None:
+    await valkey.set("signals:{bad}", "not a list")
+    bad, good = await asyncio.gather(
+        store.write([click("bad", "i")]), store.write([click("good", "i")]), return_exceptions=True
+    )
+    assert isinstance(bad, SignalFault)
+    assert isinstance(good, Written)
+    assert good.accepted == 1

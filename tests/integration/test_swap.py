@@ -17,6 +17,8 @@ from tests.bundles import copy_bundle
 from tests.live import ROOT, LiveService, client_of, live_service
 from tests.operating import BEARER, TOKEN, WIDE, Caller, act, eventually, roles
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:

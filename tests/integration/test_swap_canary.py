@@ -34,6 +34,8 @@ from service.versions.swaps import SwapReport, Swaps
 from service.versions.traffic import Traffic
 from tests.bundles import copy_bundle, other_bundle
 
+pytestmark = pytest.mark.alone
+
 ITEMS = [f"sku-{number:05}" for number in range(40)]
 Score = Callable[[Backend, Batch], Float32Array]
 

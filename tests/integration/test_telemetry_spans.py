@@ -72,7 +72,9 @@ def test_ddtrace_sends_the_tree_that_continues_the_callers_trace(
     assert root["parent_id"] == CALLER[1]
     assert root["metrics"]["_sampling_priority_v1"] == 2
     assert root["meta"]["request.id"] == ranking["request_id"]
-    assert before_ns < root["start"] < root["start"] + root["duration"] < after_ns
+    assert before_ns < root["start"] < after_ns
+    # the caller may read the answer before the service has noted that it is written
+    assert 0 < root["duration"] < after_ns - before_ns + 1_000_000_000
     at_ns = root["start"]
     for stage in STAGES:
         (span,) = named(spans, f"ranker.{stage}")

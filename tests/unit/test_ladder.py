@@ -263,6 +263,24 @@ async def test_the_operator_puts_another_rung_first(rig: Rig, gpu: ScriptedEngin
     assert gpu.tiles == [1]
     with pytest.raises(NotFound, match="openvino"):
         rig.batcher.ladder.prefer("openvino")
+    assert [lane.kind for lane in rig.batcher.ladder.lanes] == ["tensorrt", "onnx-cpu"]
+
+
+async def test_a_change_of_the_order_is_no_fallback_for_what_is_queued(
+    rig: Rig, gpu: ScriptedEngine
+) -> None:
+    gpu.hold()
+    jobs = [rig.submit(1)]
+    await entered(gpu)
+    jobs.append(rig.submit(2))
+    rig.batcher.prefer("onnx-cpu")
+    jobs.append(rig.submit(3))
+    assert (await jobs[2]).rung == 0
+    gpu.release()
+    assert [(await job).rung for job in jobs] == [0, 0, 0]
+    rig.batcher.prefer(None)
+    await rig.submit(4)
+    assert gpu.tiles == [1, 1, 1]
 
 
 async def test_a_rung_that_comes_later_takes_over(

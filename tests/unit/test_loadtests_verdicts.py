@@ -2,6 +2,7 @@ import math
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hdrh.histogram import HdrHistogram
@@ -365,3 +366,34 @@ def test_replicas_come_from_the_peak_and_money_from_their_hours() -> None:
 def test_a_case_that_cannot_be_computed_says_why(case: Case, reason: str) -> None:
     with pytest.raises(CaseFault, match=reason):
         compute(case)
+
+
+def example(name: str) -> tuple[dict[str, float], dict[str, str]]:
+    """Results and verdicts on the claims of a case among the examples."""
+    case = msgspec.json.decode(Path("loadtests/examples", name).read_bytes(), type=Case)
+    lines = compute(case)
+    claims: dict[str, str] = {claim.name: claim.verdict for claim in check_claims(case, lines)}
+    return {line.name: line.value for line in lines}, claims
+
+
+def test_the_int8_example_holds_in_its_sums_and_not_in_its_speedup() -> None:
+    value, claims = example("int8.json")
+
+    assert value["baseline.month"] == pytest.approx(60 * 3.06 * 730)
+    assert value["candidate.year"] == pytest.approx(26 * 3.06 * 8760)
+    assert value["saving.year"] == pytest.approx(34 * 3.06 * 8760)
+    assert value["speedup"] == pytest.approx(60 / 26)
+    assert claims == {"baseline.month": "holds", "saving.year": "holds", "speedup": "does not hold"}
+
+
+def test_a_doubled_throughput_halves_the_replicas_and_no_more() -> None:
+    value, claims = example("int8-by-speedup.json")
+
+    assert value["candidate.replicas"] == 30
+    assert value["saving.year"] == pytest.approx(30 * 3.06 * 8760)
+    assert set(claims.values()) == {"does not hold"}
+
+
+def test_only_a_candidate_has_a_speedup() -> None:
+    with pytest.raises(CaseFault, match=r"baseline\.speedup"):
+        compute(Case(price_per_hour=1, baseline=Capacity(speedup=2)))

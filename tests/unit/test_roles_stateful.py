@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from contextlib import AbstractContextManager
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -58,7 +57,7 @@ class Swapping(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.versions = Versions()
         self.engines: dict[LoadedVersion, ScriptedEngine] = {}
-        self.leases: list[tuple[LoadedVersion, AbstractContextManager[LoadedVersion]]] = []
+        self.leases: list[LoadedVersion] = []
         self.retiring: list[asyncio.Task[None]] = []
         self._give("primary", self._new())
 
@@ -98,15 +97,13 @@ class Swapping(RuleBasedStateMachine):
     def request(self, user: int, percent: float) -> None:
         self.versions.canary_percent = percent
         version = self.versions.pick(None, f"user-{user}")
-        lease = version.lease()
-        lease.__enter__()
-        self.leases.append((version, lease))
+        version.__enter__()
+        self.leases.append(version)
 
     @precondition(lambda self: self.leases)
     @rule(at=st.integers(0, 1_000))
     def answer(self, at: int) -> None:
-        _, lease = self.leases.pop(at % len(self.leases))
-        lease.__exit__(None, None, None)
+        self.leases.pop(at % len(self.leases)).__exit__(None, None, None)
         self._turn()
 
     @invariant()
@@ -117,15 +114,15 @@ class Swapping(RuleBasedStateMachine):
 
     @invariant()
     def no_leased_version_is_closed(self) -> None:
-        assert not [version for version, _ in self.leases if self.engines[version].closed]
+        assert not [version for version in self.leases if self.engines[version].closed]
 
     @invariant()
     def no_held_version_is_closed(self) -> None:
         assert not [held for held in self.versions.held() if held.closed]
 
     def teardown(self) -> None:
-        for _, lease in self.leases:
-            lease.__exit__(None, None, None)
+        for version in self.leases:
+            version.__exit__(None, None, None)
         self.leases.clear()
         for task in self.retiring:
             self.loop.run_until_complete(task)

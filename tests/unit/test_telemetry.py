@@ -21,8 +21,8 @@ from service.inference.batcher import BatchReport
 from service.ranking.query import Report
 from service.telemetry.context import log_ids, parent_of
 from service.telemetry.drift import Drift, Reference, references
-from service.telemetry.histogram import LoopHistogram
 from service.telemetry.log import JsonLines
+from service.telemetry.loop_metrics import LoopHistogram
 from service.telemetry.notable import Allowance, notable
 from service.telemetry.record import Telemetry
 from service.telemetry.spans import SpanWriter

@@ -8,7 +8,10 @@ graph, so that shapes, addresses, padding and replays must be right for the scor
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +26,7 @@ from service.errors import BackendLost, BackendRecoverable, PlanFault
 from service.inference.backends import cuda, side_process, tensorrt
 from service.inference.backends.buckets import Bucket, Buckets, input_layout, resized
 from service.inference.backends.onnx import OnnxCpu
+from service.inference.backends.pipeline import PLACES
 from service.inference.backends.plans import PlanCache
 from service.inference.parity import Golden, check_parity, read_golden
 
@@ -32,10 +36,26 @@ GRAPH = SHOP.read(SHOP.manifest.graphs["fp32"])
 LIMITS = BatchSpec(max_users=16, tile_buckets=(1, 8, 160))
 
 
+COPYING, COMPUTING = 0, 1
+REPLAYED = [
+    f"upload in {COPYING}",
+    f"record in {COPYING}",
+    f"{COMPUTING} follows {COPYING}",
+    "replay",
+    f"download in {COMPUTING}",
+    f"record in {COMPUTING}",
+]
+
+
 class Runtime:
-    """The calls of cuda.bindings.runtime that we use; work is done when it is queued."""
+    """The calls of cuda.bindings.runtime that we use.
+
+    Work is queued, and done as late as it may be: only when somebody waits for it, and only
+    as much of it as the wait asks for. What lacks an order gives wrong scores.
+    """
 
     cudaStreamNonBlocking = 1
+    cudaEventDisableTiming = 2
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
 
@@ -47,6 +67,18 @@ class Runtime:
         """What the next synchronization, and whoever asks for the last error, will tell."""
         self.capture_error = 0
         self.sm = (8, 6)
+        self._queues: list[deque[Callable[[], object]]] = []
+        self._recorded: dict[int, tuple[int, int]] = {}
+        """By event: in which stream, and how many times."""
+        self._reached: dict[int, int] = {}
+
+    def queue(self, stream: int, work: Callable[[], object]) -> None:
+        self._queues[stream].append(work)
+
+    def _run_until(self, event: int, times: int) -> None:
+        stream, _ = self._recorded[event]
+        while self._reached.get(event, 0) < times:
+            self._queues[stream].popleft()()
 
     def cudaGetDeviceCount(self) -> tuple[int, int]:
         return 0, 1
@@ -59,11 +91,41 @@ class Runtime:
         return 0, 13_000
 
     def cudaStreamCreateWithFlags(self, _: int) -> tuple[int, int]:
-        return 0, 7
+        self._queues.append(deque())
+        return 0, len(self._queues) - 1
 
-    def cudaStreamSynchronize(self, _: int) -> tuple[int]:
+    def cudaStreamSynchronize(self, stream: int) -> tuple[int]:
         self.calls.append("synchronize")
+        while self._queues[stream]:
+            self._queues[stream].popleft()()
         return (self.error,)
+
+    def cudaEventCreateWithFlags(self, _: int) -> tuple[int, int]:
+        event = len(self._recorded)
+        self._recorded[event] = (0, 0)
+        return 0, event
+
+    def cudaEventRecord(self, event: int, stream: int) -> tuple[int]:
+        self.calls.append(f"record in {stream}")
+        times = self._recorded[event][1] + 1
+        self._recorded[event] = (stream, times)
+        self.queue(stream, lambda: self._reached.__setitem__(event, times))
+        return (0,)
+
+    def cudaStreamWaitEvent(self, stream: int, event: int, _: int) -> tuple[int]:
+        self.calls.append(f"{stream} follows {self._recorded[event][0]}")
+        times = self._recorded[event][1]
+        self.queue(stream, lambda: self._run_until(event, times))
+        return (0,)
+
+    def cudaEventSynchronize(self, event: int) -> tuple[int]:
+        self.calls.append("wait")
+        self._run_until(event, self._recorded[event][1])
+        return (self.error,)
+
+    def cudaEventDestroy(self, _: int) -> tuple[int]:
+        self.calls.append("free event")
+        return (0,)
 
     def cudaPeekAtLastError(self) -> tuple[int]:
         return (self.error,)
@@ -80,8 +142,9 @@ class Runtime:
     def cudaHostAlloc(self, size: int, _: int) -> tuple[int, int]:
         return self.cudaMalloc(size)
 
-    def cudaMemcpyAsync(self, to: int, of: int, size: int, _: int, __: int) -> tuple[int]:
-        ctypes.memmove(to, of, size)
+    def cudaMemcpyAsync(self, to: int, of: int, size: int, kind: int, stream: int) -> tuple[int]:
+        self.calls.append(f"{'up' if kind == 1 else 'down'}load in {stream}")
+        self.queue(stream, partial(ctypes.memmove, to, of, size))
         return (0,)
 
     def cudaStreamBeginCapture(self, _: int, __: int) -> tuple[int]:
@@ -95,10 +158,10 @@ class Runtime:
     def cudaGraphInstantiate(self, graph: Any, _: int) -> tuple[int, Any]:
         return 0, graph
 
-    def cudaGraphLaunch(self, graph: Any, _: int) -> tuple[int]:
+    def cudaGraphLaunch(self, graph: Any, stream: int) -> tuple[int]:
         self.calls.append("replay")
         for launch in graph:
-            launch()
+            self.queue(stream, launch)
         return (0,)
 
     def cudaGraphDestroy(self, _: Any) -> tuple[int]:
@@ -148,7 +211,7 @@ class Context:
         self.addresses[name] = at
         return True
 
-    def execute_async_v3(self, _: int) -> bool:
+    def execute_async_v3(self, stream: int) -> bool:
         self.runtime.calls.append("enqueue")
         shapes, addresses = dict(self.shapes), dict(self.addresses)
 
@@ -165,7 +228,7 @@ class Context:
             _view(addresses["logits"], logits.shape, np.float32)[:] = logits
 
         if self.runtime.recording is None:
-            launch()
+            self.runtime.queue(stream, launch)
         else:
             self.runtime.recording.append(launch)
         return self.works
@@ -257,14 +320,43 @@ def test_a_context_is_prepared_in_the_order_that_the_library_asks_for(
     backend.score(resized(golden.batch, Bucket(1, 1)))
     inputs = len(Batch.__struct_fields__)
     prepared = ["shape"] * inputs + ["infer"] + ["address"] * (inputs + 1)
-    assert runtime.calls == [
-        *prepared,
-        "enqueue",
-        "synchronize",
-        "enqueue",  # captured
-        "replay",
-        "synchronize",
-    ]
+    prepared += ["enqueue", "synchronize", "enqueue"]  # the last one is captured
+    assert runtime.calls == [f"upload in {COMPUTING}", *prepared, *REPLAYED, "wait"]
+
+
+def test_the_next_batch_is_copied_while_this_one_is_computed(
+    backend: tensorrt.TensorRt, golden: Golden, runtime: Runtime
+) -> None:
+    reference = OnnxCpu(GRAPH, precision="fp32")
+    batches = [resized(golden.batch, Bucket(users, 8)) for users in (7, 8, 6, 5)]
+    for batch in batches[:2]:  # both places are captured
+        backend.score(batch)
+    runtime.calls.clear()
+    begun = [backend.begin(batch) for batch in batches[:2]]
+    assert runtime.calls == [*REPLAYED, *REPLAYED], "nobody waits between them"
+    third: list[Any] = []
+    thread = threading.Thread(target=lambda: third.append(backend.begin(batches[2])))
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive(), "two places, and both are taken"
+    scores = [begun[0]()]
+    thread.join(10)
+    scores += [begun[1](), third[0](), backend.score(batches[3])]
+    for batch, logits in zip(batches, scores, strict=True):
+        np.testing.assert_allclose(logits, reference.score(batch), atol=1e-5)
+
+
+def test_a_batch_that_fails_leaves_its_place_to_the_next(
+    backend: tensorrt.TensorRt, golden: Golden, engine: Engine
+) -> None:
+    for context in engine.contexts:
+        context.works = False
+    for _ in range(2 * PLACES + 1):
+        with pytest.raises(BackendRecoverable):
+            backend.score(golden.batch)
+    for context in engine.contexts:
+        context.works = True
+    assert check_parity(backend, golden) < 1e-5
 
 
 def test_what_cannot_be_captured_is_run_plainly(

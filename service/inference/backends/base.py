@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from service.domain import BackendKind, BackendName, Float32Array
@@ -32,4 +33,15 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds; the last call."""
+        ...
+
+
+class Overlapping(Backend, Protocol):
+    """An engine that takes the next batch before the last one is done."""
+
+    def begin(self, batch: Batch) -> Callable[[], Float32Array]:
+        """Queue a batch; what is given back waits for its logits. Both raise as `score` does.
+
+        What is given back may be called in another thread, in the order of the batches.
+        """
         ...

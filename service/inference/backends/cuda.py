@@ -106,9 +106,34 @@ class Stream:
         """Block until all that was queued is done; raises what went wrong in it."""
         ask(self._runtime.cudaStreamSynchronize(self.handle), "synchronize")
 
+    def follow(self, event: Event) -> None:
+        """Let what is queued from now on wait for an event of another stream."""
+        ask(self._runtime.cudaStreamWaitEvent(self.handle, event.handle, 0), "wait for an event")
+
     def close(self) -> None:
         """Free the stream."""
         self._runtime.cudaStreamDestroy(self.handle)
+
+
+class Event:
+    """A point in a stream's work that others can wait for."""
+
+    def __init__(self) -> None:
+        runtime = _runtime()
+        self._runtime = runtime
+        self.handle = ask(runtime.cudaEventCreateWithFlags(runtime.cudaEventDisableTiming), "event")
+
+    def record(self, stream: Stream) -> None:
+        """Stand for all that the stream has queued so far."""
+        ask(self._runtime.cudaEventRecord(self.handle, stream.handle), "record an event")
+
+    def wait(self) -> None:
+        """Block until that is done; raises what went wrong in it."""
+        ask(self._runtime.cudaEventSynchronize(self.handle), "synchronize")
+
+    def close(self) -> None:
+        """Free the event."""
+        self._runtime.cudaEventDestroy(self.handle)
 
 
 class Graph:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
-import msgspec
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
@@ -14,6 +15,8 @@ from service.domain import BackendKind, BackendName, Float32Array
 from service.encoding.batch import Batch
 from service.errors import BackendRecoverable, ManifestFault
 from service.inference.backends import buckets, cuda
+from service.inference.backends.capturing import Captures
+from service.inference.backends.pipeline import PLACES, Launch, Pipeline, Place
 
 _CAPTURE_RUNS = 3
 """A bucket is run plainly twice before it is captured."""
@@ -95,18 +98,7 @@ def check_device() -> None:
     cuda.probe()
 
 
-_device_lock = threading.RLock()
-"""Held by whoever calls CUDA through a session: while one session captures its launches, an
-allocation by another one fails, whatever thread it is in."""
-
-
-class _Slot(msgspec.Struct):
-    """A bucket's memory, bound to the session once and for all."""
-
-    inputs: cuda.Slab
-    outputs: cuda.Slab
-    binding: Any
-    options: Any
+_captures = Captures()
 
 
 class OnnxCuda:
@@ -132,72 +124,64 @@ class OnnxCuda:
         ort.preload_dlls()
         self.precision = precision
         self._spec = spec
-        self._buckets = buckets.Buckets(limits)
         self.graphs = graphs
         """Whether launches are captured; try it in a side process first, as it may abort."""
-        self._slots: dict[buckets.Bucket, _Slot] = {}
-        self._stream = cuda.Stream()
+        self._pipeline = Pipeline(spec, limits, self._prepare, self._guard)
         options = _options(threads=1)
         # an operator without a CUDA kernel must be an error, not a silent detour
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         settings = {
             "device_id": "0",
-            "user_compute_stream": str(int(self._stream.handle)),
+            "user_compute_stream": str(int(self._pipeline.computing.handle)),
             "arena_extend_strategy": "kSameAsRequested",
             "use_tf32": "0",
             "enable_cuda_graph": str(int(graphs)),
         }
-        with _device_lock:
+        with _captures.call():
             self._session: Any = _session(graph, options, CUDA, settings)
 
     def score(self, batch: Batch) -> Float32Array:
         """Logits [N, T, 2]; a fatal CUDA error raises BackendLost."""
-        bucket = self._buckets.of(batch)
-        with _device_lock:
-            slot = self._slots.get(bucket) or self._slot(bucket)
-            buckets.fill(slot.inputs.arrays, batch)
-            slot.inputs.upload(self._stream)
-            try:
-                self._session.run_with_iobinding(slot.binding, slot.options)
-            except _ORT_ERRORS as error:
-                raise cuda.fault_in(str(error), "ONNX Runtime") from error
-            slot.outputs.download(self._stream)
-            self._stream.wait()
-        return buckets.take(slot.outputs.arrays, batch)
+        return self.begin(batch)()
+
+    def begin(self, batch: Batch) -> Callable[[], Float32Array]:
+        """See Overlapping; a batch is copied to the device while the one before is computed."""
+        return self._pipeline.begin(batch)
+
+    def _guard(self, place: Place | None) -> AbstractContextManager[None]:
+        captures = self.graphs and place is not None and place.runs < _CAPTURE_RUNS
+        return _captures.capture() if captures else _captures.call()
 
     def capture(self) -> None:
-        """Run every bucket until it is captured; raises BackendFault."""
-        for bucket in self._buckets.pairs:
+        """Run every place of every bucket until it is captured; raises BackendFault."""
+        for bucket in self._pipeline.buckets.pairs:
             batch = Batch(**buckets.zeros(buckets.input_layout(bucket, self._spec)))
-            for _ in range(_CAPTURE_RUNS):
+            for _ in range(PLACES * _CAPTURE_RUNS):
                 self.score(batch)
 
-    def _slot(self, bucket: buckets.Bucket) -> _Slot:
-        reading = buckets.input_layout(bucket, self._spec)
-        writing = buckets.output_layout(bucket, self._spec)
-        slot = _Slot(
-            cuda.Slab(reading), cuda.Slab(writing), self._session.io_binding(), ort.RunOptions()
-        )
-        for name, (shape, dtype) in reading.items():
-            at = slot.inputs.addresses[name]
-            slot.binding.bind_input(name, "cuda", 0, dtype.type, list(shape), at)
-        for name, (shape, dtype) in writing.items():
-            at = slot.outputs.addresses[name]
-            slot.binding.bind_output(name, "cuda", 0, dtype.type, list(shape), at)
-        # we wait for the stream ourselves, once, after the copy back
-        slot.options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        serial = len(self._slots) + 1 if self.graphs else -1
-        slot.options.add_run_config_entry("gpu_graph_id", str(serial))
-        self._slots[bucket] = slot
-        return slot
+    def _prepare(self, place: Place) -> Launch:
+        """Bind a place's memory to the session once and for all."""
+        binding, options = self._session.io_binding(), ort.RunOptions()
+        for name, (shape, dtype) in buckets.input_layout(place.bucket, self._spec).items():
+            at = place.inputs.addresses[name]
+            binding.bind_input(name, "cuda", 0, dtype.type, list(shape), at)
+        for name, (shape, dtype) in buckets.output_layout(place.bucket, self._spec).items():
+            at = place.outputs.addresses[name]
+            binding.bind_output(name, "cuda", 0, dtype.type, list(shape), at)
+        # whoever ends the batch waits for it, once, after the copy back
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        serial = place.serial if self.graphs else -1
+        options.add_run_config_entry("gpu_graph_id", str(serial))
+        return partial(self._run, binding, options)
+
+    def _run(self, binding: Any, options: Any) -> None:
+        try:
+            self._session.run_with_iobinding(binding, options)
+        except _ORT_ERRORS as error:
+            raise cuda.fault_in(str(error), "ONNX Runtime") from error
 
     def close(self) -> None:
-        """Free the graphs, then the buffers, then the stream."""
-        with _device_lock:
+        """Free the graphs, then the buffers, then the streams."""
+        with _captures.call():
             self._session = None
-            for slot in self._slots.values():
-                slot.binding = None
-                slot.inputs.close()
-                slot.outputs.close()
-            self._slots.clear()
-            self._stream.close()
+            self._pipeline.close()

@@ -17,6 +17,7 @@ from service.inference.backends.base import Backend
 from service.inference.backends.buckets import Buckets, resized
 from service.inference.backends.cuda import Unavailable
 from service.inference.backends.openvino import OpenVino
+from service.inference.backends.pipeline import PLACES
 from service.inference.backends.plans import PlanCache
 from service.inference.parity import Golden, check_parity
 
@@ -33,9 +34,14 @@ _ASKED_FOR: dict[BackendKind, tuple[str, ...]] = {
     "onnx-cpu": ("int8-cpu",),
 }
 """Graphs for a setting alone: on cores without VNNI they gain little."""
-_CAPTURE_RUNS = 3
-"""ONNX Runtime runs a bucket plainly twice before it captures it."""
-
+_RUNS: dict[BackendKind, int] = {
+    "tensorrt": PLACES,
+    # which runs a bucket plainly twice before it captures it
+    "onnx-cuda": 3 * PLACES,
+    "openvino": 1,
+    "onnx-cpu": 0,
+}
+"""How often to run a size until everything is prepared for it."""
 
 _WINDOW_BYTES = 1 << 20
 _EXTERNAL = b"\x0a\x08location"
@@ -273,7 +279,6 @@ def _read_graph(bundle: Bundle, file: str) -> bytes:
 
 def _capture(backend: Backend, golden: Golden, limits: BatchSpec) -> None:
     """Run every size that a device or a compiler prepares apart, until it is prepared."""
-    if backend.kind != "onnx-cpu":
-        for bucket in Buckets(limits).pairs:
-            for _ in range(_CAPTURE_RUNS):
-                backend.score(resized(golden.batch, bucket))
+    for bucket in Buckets(limits).pairs:
+        for _ in range(_RUNS[backend.kind]):
+            backend.score(resized(golden.batch, bucket))

@@ -10,7 +10,8 @@ import hashlib
 import importlib
 import logging
 import platform
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -20,7 +21,8 @@ from service.domain import BackendKind, BackendName, Float32Array
 from service.encoding.batch import Batch
 from service.errors import BackendRecoverable, PlanFault
 from service.inference.backends import buckets, cuda, side_process
-from service.inference.backends.buckets import Bucket, Buckets
+from service.inference.backends.buckets import Bucket
+from service.inference.backends.pipeline import Launch, Pipeline, Place
 from service.inference.backends.plans import PlanCache, PlanKey, Profile
 
 _log = logging.getLogger("ranker.tensorrt")
@@ -149,14 +151,6 @@ def try_plan(plan: bytes) -> None:
         raise PlanFault(f"the plan cannot be loaded: {lib.why()}")
 
 
-class _Slot(msgspec.Struct):
-    """A bucket's memory, and its captured launches."""
-
-    inputs: cuda.Slab
-    outputs: cuda.Slab
-    graph: cuda.Graph | None = None
-
-
 class TensorRt:
     """One engine with a context for each profile; used by one thread at a time."""
 
@@ -170,15 +164,16 @@ class TensorRt:
         self.precision = precision
         self._lib = lib
         self._spec = spec
-        self._buckets = Buckets(limits)
-        self._slots: dict[Bucket, _Slot] = {}
-        self._bound: dict[int, Bucket] = {}
-        self._stream = cuda.Stream()
+        self._pipeline = Pipeline(spec, limits, self._prepare)
+        self._stream = self._pipeline.computing
+        self._graphs: list[cuda.Graph] = []
+        self._shaped: dict[int, Bucket] = {}
+        self._bound: dict[int, int] = {}
         self._runtime: Any = lib.module.Runtime(lib.logger)
         self._engine: Any = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
             raise PlanFault(f"the plan cannot be loaded: {lib.why()}")
-        self._check_tensors()
+        self._check_tensors(limits)
         self._contexts: dict[int, Any] = {}
         for at, tiles in enumerate(limits.tile_buckets):
             context = self._engine.create_execution_context()
@@ -189,73 +184,70 @@ class TensorRt:
             self._stream.wait()  # the context is undefined before
             self._contexts[tiles] = context
 
-    def _check_tensors(self) -> None:
+    def _check_tensors(self, limits: BatchSpec) -> None:
         engine = self._engine
         found = {engine.get_tensor_name(at) for at in range(engine.num_io_tensors)}
         wanted = {*Batch.__struct_fields__, buckets.OUTPUT}
         if found != wanted:
             raise PlanFault(f"the plan's tensors are {sorted(found)}, not {sorted(wanted)}")
-        if engine.num_optimization_profiles != len(self._buckets.tiles):
+        if engine.num_optimization_profiles != len(limits.tile_buckets):
             raise PlanFault(f"the plan has {engine.num_optimization_profiles} profiles")
 
     def score(self, batch: Batch) -> Float32Array:
         """Logits [N, T, 2]; a fatal CUDA error raises BackendLost."""
-        bucket = self._buckets.of(batch)
-        slot = self._slots.get(bucket) or self._slot(bucket)
-        buckets.fill(slot.inputs.arrays, batch)
-        slot.inputs.upload(self._stream)
-        if slot.graph is None:
-            self._enqueue(bucket, slot)
-        else:
-            slot.graph.launch(self._stream)
-        slot.outputs.download(self._stream)
-        self._stream.wait()
-        return buckets.take(slot.outputs.arrays, batch)
+        return self.begin(batch)()
 
-    def _slot(self, bucket: Bucket) -> _Slot:
-        """A bucket's memory; its first launch compiles what is left to compile."""
-        slot = _Slot(
-            cuda.Slab(buckets.input_layout(bucket, self._spec)),
-            cuda.Slab(buckets.output_layout(bucket, self._spec)),
-        )
-        slot.inputs.upload(self._stream)
-        self._enqueue(bucket, slot)
+    def begin(self, batch: Batch) -> Callable[[], Float32Array]:
+        """See Overlapping; a batch is copied to the device while the one before is computed."""
+        return self._pipeline.begin(batch)
+
+    def _prepare(self, place: Place) -> Launch:
+        """Capture a place's launches; its first one compiles what is left to compile."""
+        enqueue = partial(self._enqueue, place)
+        place.inputs.upload(self._stream)
+        enqueue()
         self._stream.wait()
-        context = self._contexts[bucket.tiles]
+        context = self._contexts[place.bucket.tiles]
         capturable = getattr(context, "is_stream_capturable", lambda _: True)
-        if capturable(int(self._stream.handle)):
-            slot.graph = cuda.capture(self._stream, lambda: self._enqueue(bucket, slot))
-        self._slots[bucket] = slot
-        return slot
+        if not capturable(int(self._stream.handle)):
+            return enqueue
+        graph = cuda.capture(self._stream, enqueue)
+        if graph is None:
+            return enqueue
+        self._graphs.append(graph)
+        return partial(graph.launch, self._stream)
 
-    def _enqueue(self, bucket: Bucket, slot: _Slot) -> None:
-        context = self._contexts[bucket.tiles]
-        if self._bound.get(bucket.tiles) != bucket:
-            self._bind(context, bucket, slot)
-            self._bound[bucket.tiles] = bucket
+    def _enqueue(self, place: Place) -> None:
+        tiles = place.bucket.tiles
+        context = self._contexts[tiles]
+        if self._shaped.get(tiles) != place.bucket:
+            self._shape(context, place.bucket)
+            self._shaped[tiles] = place.bucket
+        if self._bound.get(tiles) != place.serial:
+            self._bind(context, place)
+            self._bound[tiles] = place.serial
         if not context.execute_async_v3(int(self._stream.handle)):
             raise cuda.last_fault(f"TensorRT: {self._lib.why()}")
 
-    def _bind(self, context: Any, bucket: Bucket, slot: _Slot) -> None:
+    def _shape(self, context: Any, bucket: Bucket) -> None:
         for name, (shape, _) in buckets.input_layout(bucket, self._spec).items():
             if not context.set_input_shape(name, shape):
                 raise BackendRecoverable(f"TensorRT refuses {name} {shape}: {self._lib.why()}")
         if missing := context.infer_shapes():
             raise BackendRecoverable(f"TensorRT misses the shapes of {missing}")
-        for name, at in (*slot.inputs.addresses.items(), *slot.outputs.addresses.items()):
+
+    @staticmethod
+    def _bind(context: Any, place: Place) -> None:
+        for name, at in (*place.inputs.addresses.items(), *place.outputs.addresses.items()):
             if not context.set_tensor_address(name, at):
                 raise BackendRecoverable(f"TensorRT refuses the address of {name}")
 
     def close(self) -> None:
-        """Free graphs, contexts, engine and runtime in this order, then memory and stream."""
-        for slot in self._slots.values():
-            if slot.graph is not None:
-                slot.graph.close()
+        """Free graphs, contexts, engine and runtime in this order, then memory and streams."""
+        for graph in self._graphs:
+            graph.close()
+        self._graphs.clear()
         self._contexts.clear()
         self._engine = None
         self._runtime = None
-        for slot in self._slots.values():
-            slot.inputs.close()
-            slot.outputs.close()
-        self._slots.clear()
-        self._stream.close()
+        self._pipeline.close()

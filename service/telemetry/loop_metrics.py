@@ -1,7 +1,7 @@
-"""A Prometheus histogram for the event loop alone: no locks, and a search instead of a walk.
+"""A histogram and a counter for the event loop alone: no locks, and a search, not a walk.
 
 Half a microsecond an observation where the library's takes 2.4 (loadtests telemetry); a
-request makes six.
+request makes six, and counts twice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
@@ -83,3 +83,44 @@ class LoopHistogram(Collector):
 
     def _family(self) -> HistogramMetricFamily:
         return HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
+
+
+class Count:
+    """One combination of labels of a counter."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class LoopCounter(Collector):
+    """A counter of whole things; its children are counted up in place."""
+
+    def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._labels = tuple(labels)
+        self._children: dict[tuple[str, ...], Count] = {}
+
+    def labels(self, *values: str) -> Count:
+        """The child of these labels, made on first use."""
+        child = self._children.get(values)
+        if child is None:
+            assert len(values) == len(self._labels)
+            child = self._children[values] = Count()
+        return child
+
+    def describe(self) -> Iterable[Metric]:
+        """The name alone."""
+        return (self._family(),)
+
+    def collect(self) -> Iterable[Metric]:
+        """All children as they are now."""
+        family = self._family()
+        for labels, child in self._children.items():
+            family.add_metric(labels, child.value)
+        return (family,)
+
+    def _family(self) -> CounterMetricFamily:
+        return CounterMetricFamily(self._name, self._documentation, labels=self._labels)

@@ -1,0 +1,35 @@
+"""Datagrams to a DogStatsD agent; the only importer of datadog."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from datadog.dogstatsd.base import DogStatsd
+
+from service.telemetry.distributions import Send
+from service.telemetry.providers import Tags
+
+_LONGEST_LINE_BYTES = 1_432
+
+
+def sender(url: str, tags: Tags) -> Send:
+    """What sends to `udp://host:port` or `unix:///path`; an agent that is away loses values."""
+    parts = urlsplit(url)
+    where: dict[str, Any] = {"host": parts.hostname, "port": parts.port}
+    if parts.scheme == "unix":
+        where = {"socket_path": parts.path}
+    client = DogStatsd(**where, max_buffer_size=_LONGEST_LINE_BYTES, disable_telemetry=True)
+    # in place of what it takes from DD_ variables, which ddtrace may have got from us
+    client.constant_tags[:] = [
+        f"service:{tags.service}",
+        f"env:{tags.env}",
+        f"version:{tags.version}",
+    ]
+
+    def send(name: str, values: list[float], own_tags: list[str]) -> None:
+        # the protocol takes many values in a line, and the client passes on what it is given
+        line: Any = ":".join([f"{value:.6f}" for value in values])
+        client.distribution(name, line, own_tags)
+
+    return send
