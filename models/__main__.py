@@ -11,12 +11,16 @@ import msgspec
 
 from models import beauty, sources
 from models.build import Checkpoint, choose_slates, gather, report, train
+from models.compress import Subject, compress, test_slates, with_variants, write_variants
 from models.export import to_onnx
+from models.export_split import to_pair
 from models.log import Log
 from models.pack import pack
+from models.plan import PRECISIONS, SMS, build_plans
 from models.presets import PRESETS
 from models.train import DEVICES, device_named
-from service.bundle import OutputSpec
+from models.variants import KINDS
+from service.bundle import Bundle, OutputSpec
 from service.errors import RankerError
 
 
@@ -54,8 +58,38 @@ def _evaluate(options: argparse.Namespace, _command: str) -> None:
 
 
 def _export(options: argparse.Namespace, _command: str) -> None:
-    options.out.write_bytes(to_onnx(Checkpoint.load(options.checkpoint).network))
+    network = Checkpoint.load(options.checkpoint).network
+    if options.split:
+        for path, graph in zip(
+            (options.out.with_suffix(".encode.onnx"), options.out.with_suffix(".score.onnx")),
+            to_pair(network),
+            strict=True,
+        ):
+            path.write_bytes(graph)
+            print(path)
+        return
+    options.out.write_bytes(to_onnx(network))
     print(options.out)
+
+
+def _quantize(options: argparse.Namespace, _command: str) -> None:
+    log, subject = sources.open_log(options), _subject(options)
+    made = compress(log, subject, test_slates(log, subject.spec), options.variants)
+    write_variants(made, options.out)
+    print(options.out)
+    made.check()
+
+
+def _subject(options: argparse.Namespace) -> Subject:
+    if options.bundle is not None:
+        return Subject.of_bundle(options.bundle)
+    return Subject.of_checkpoint(Checkpoint.load(options.checkpoint))
+
+
+def _plan(options: argparse.Namespace, _command: str) -> None:
+    bundle = Bundle.open(options.bundle)
+    for built in build_plans(bundle, options.sm, options.out, precisions=options.precision):
+        print(built)
 
 
 def _pack(options: argparse.Namespace, command: str) -> None:
@@ -69,6 +103,9 @@ def _build(options: argparse.Namespace, command: str) -> None:
 
 def _write(options: argparse.Namespace, log: Log, checkpoint: Checkpoint, command: str) -> None:
     parts = gather(log, checkpoint, command=command)
+    if options.variants:
+        subject = Subject.of_checkpoint(checkpoint)
+        parts = with_variants(parts, compress(log, subject, parts.examples, options.variants))
     print(pack(parts, options.out, version=options.version).folder)
 
 
@@ -101,12 +138,32 @@ def _parser() -> argparse.ArgumentParser:
     store = argparse.ArgumentParser(add_help=False)
     store.add_argument("--out", type=Path, required=True, help="the store's folder")
     store.add_argument("--version", default="", help="default: a day and a digest of the content")
+    _add_variants(store, default=())
     sequences = argparse.ArgumentParser(add_help=False, parents=[machine])
     sequences.add_argument("--data", type=Path, required=True, help="folder of sequences.txt")
     sequences.add_argument("--loss", choices=sorted(beauty.RECIPES), default="full")
     sequences.add_argument("--seed", type=int, default=1)
     graph = argparse.ArgumentParser(add_help=False)
     graph.add_argument("--out", type=Path, required=True, help="the ONNX file")
+    graph.add_argument(
+        "--split", action="store_true", help="two files: OUT.encode.onnx and OUT.score.onnx"
+    )
+    trained = argparse.ArgumentParser(add_help=False)
+    origin = trained.add_mutually_exclusive_group(required=True)
+    origin.add_argument("--checkpoint", type=Path)
+    origin.add_argument("--bundle", type=Path, help="the folder of a packed version")
+    variants = argparse.ArgumentParser(add_help=False)
+    variants.add_argument("--out", type=Path, required=True, help="the folder of the graphs")
+    _add_variants(variants, default=tuple(KINDS))
+    plans = argparse.ArgumentParser(add_help=False)
+    plans.add_argument("--bundle", type=Path, required=True, help="the folder of a packed version")
+    plans.add_argument("--out", type=Path, required=True, help="the cache's folder")
+    plans.add_argument(
+        "--sm", type=_listed, default=SMS, help="compute capabilities (default 8.0,8.6,8.9,12.0)"
+    )
+    plans.add_argument(
+        "--precision", type=_listed, default=PRECISIONS, help="default: fp16,int8,fp8"
+    )
 
     parser = argparse.ArgumentParser(prog="python -m models", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -116,6 +173,8 @@ def _parser() -> argparse.ArgumentParser:
         (_evaluate, [source, checkpoint], "compare a checkpoint with plain baselines"),
         (_pack, [source, checkpoint, store], "evaluate a checkpoint and write a bundle"),
         (_export, [checkpoint, graph], "write the ONNX file alone"),
+        (_quantize, [source, trained, variants], "write smaller graphs, and judge each"),
+        (_plan, [plans], "build TensorRT's engine plans; for RTX no GPU is needed"),
         (_beauty, [sequences], "purchase sequences: train a retrieval model, rank all items"),
     ):
         command = commands.add_parser(
@@ -123,6 +182,26 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.set_defaults(run=run)
     return parser
+
+
+def _add_variants(parser: argparse.ArgumentParser, *, default: tuple[str, ...]) -> None:
+    parser.add_argument(
+        "--variants",
+        type=_known_variants,
+        default=default,
+        help=f"of {', '.join(KINDS)}, or all (default: {', '.join(default) or 'none'})",
+    )
+
+
+def _known_variants(text: str) -> tuple[str, ...]:
+    names = tuple(KINDS) if text == "all" else _listed(text)
+    if unknown := set(names) - set(KINDS):
+        raise argparse.ArgumentTypeError(f"no variant {', '.join(sorted(unknown))}")
+    return names
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Exporter:
 
     def model(self) -> onnx.ModelProto:
         length, width = self.preset.history_len, self.preset.tile_width
-        self._score(self._encode())
+        self.score(self.encode())
         inputs = [
             _value("hist_ids", TensorProto.INT32, ["users", length, HISTORY_WIDTH]),
             _value("hist_age", TensorProto.INT32, ["users", length]),
@@ -90,7 +90,7 @@ class Exporter:
         onnx.checker.check_model(model, full_check=True)
         return model
 
-    def _encode(self) -> dict[str, str]:
+    def encode(self) -> dict[str, str]:
         """Nodes for users; the names of what scoring gathers by tile."""
         g, net = self.graph, self.network
         x = self._embed("hist_ids", net.row_starts(HISTORY_WIDTH))
@@ -125,7 +125,7 @@ class Exporter:
         encoded["head_bias"] = self._linear(context, "head_context", net.head_context)
         return encoded
 
-    def _score(self, encoded: dict[str, str]) -> None:
+    def score(self, encoded: dict[str, str]) -> None:
         g, net = self.graph, self.network
         tiles = {
             name: g.op("Gather", value, "tile_user", output=f"tile_{name}")

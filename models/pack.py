@@ -6,6 +6,7 @@ import datetime as dt
 import hashlib
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ class Ingredients(msgspec.Struct, frozen=True, kw_only=True):
     table: ItemTable
     examples: Examples
     """Where golden requests are taken from."""
+    variants: Mapping[str, bytes] = {}
+    """Further graphs that passed the gate, by their names in the manifest."""
     output: OutputSpec
     batch: BatchSpec
     metrics: dict[str, Any]
@@ -67,6 +70,10 @@ def pack(parts: Ingredients, store: Path, *, version: str = "") -> Bundle:
         folder = Path(staged) / "bundle"
         folder.mkdir()
         (folder / GRAPH).write_bytes(to_onnx(parts.network))
+        graphs = {"fp32": GRAPH}
+        for name, graph in parts.variants.items():
+            graphs[name] = f"rank-{name}.onnx"
+            (folder / graphs[name]).write_bytes(graph)
         (folder / ITEMS).write_bytes(parts.table.to_bytes(space))
         (folder / GOLDEN).write_bytes(golden_bytes(parts.network, golden))
         (folder / TITLES).write_text(_titles(parts.log))
@@ -83,7 +90,7 @@ def pack(parts: Ingredients, store: Path, *, version: str = "") -> Bundle:
             input=space.spec,
             output=parts.output,
             batch=parts.batch,
-            graphs={"fp32": GRAPH},
+            graphs=graphs,
             item_table=ITEMS,
             golden=GoldenSpec(file=GOLDEN, max_abs_error=MAX_ABS_ERROR),
             files=files,

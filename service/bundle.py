@@ -77,7 +77,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     output: OutputSpec
     batch: BatchSpec
     graphs: dict[str, str]
-    """Precision to ONNX file, such as `{"fp32": "rank.onnx"}`."""
+    """Precision to ONNX file, such as `{"fp32": "rank.onnx"}`; `int8-cpu` is one for CPUs alone."""
     item_table: str
     golden: GoldenSpec
     files: dict[str, FileEntry]

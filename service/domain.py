@@ -35,6 +35,7 @@ BackendName = Literal["tensorrt", "onnxruntime", "openvino", "prior"]
 BackendKind = Literal["tensorrt", "onnx-cuda", "openvino", "onnx-cpu"]
 """An engine and where it runs; the words of operators."""
 BackendChoice = Literal["auto", "tensorrt", "onnx-cuda", "openvino", "onnx-cpu"]
+PrecisionChoice = Literal["auto", "fp32", "fp16", "fp8", "int8"]
 Outcome = Literal["ok", "degraded", "invalid", "overloaded", "expired", "cancelled", "failed"]
 
 

@@ -100,6 +100,7 @@ class Replica:
             threads=settings.engine_threads,
             max_queue_s=settings.max_queue_ms / 1e3,
             backend=settings.backend,
+            precision=settings.precision,
             plans=settings.plans,
             stall_s=settings.stall_ms / 1e3,
             report=watch.batches_of(bundle.manifest),

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from service.domain import BackendChoice
+from service.domain import BackendChoice, PrecisionChoice
 from service.errors import RankerError
 
 PREFIX = "RANKER_"
@@ -89,6 +89,9 @@ class Settings(BaseModel):
     redis_connections: int = Field(8, ge=6, description="most connections to the signal store")
     backend: BackendChoice = Field(
         "auto", description="engine to prefer; the best ones of this host if auto"
+    )
+    precision: PrecisionChoice = Field(
+        "auto", description="precision of the graphs to serve; the best one of each engine if auto"
     )
     plans: Path | None = Field(
         None, description="private folder for TensorRT's engine plans; no TensorRT if absent"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from service.bundle import Bundle
-from service.domain import BackendChoice
+from service.domain import BackendChoice, PrecisionChoice
 from service.encoding.batch import Batch, encode_batch
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
@@ -32,6 +32,7 @@ def open_version(
     threads: int,
     max_queue_s: float,
     backend: BackendChoice = "auto",
+    precision: PrecisionChoice = "auto",
     plans: Path | None = None,
     stall_s: float = 0.05,
     report: Callable[[BatchReport], None] = lambda _: None,
@@ -49,7 +50,9 @@ def open_version(
     space = RowSpace(manifest.input)
     table = ItemTable.from_bytes(bundle.read(manifest.item_table), space)
     golden = read_golden(bundle)
-    backends = open_rungs(bundle, golden, choice=backend, threads=threads, plans=plans)
+    backends = open_rungs(
+        bundle, golden, choice=backend, precision=precision, threads=threads, plans=plans
+    )
     executor = Executor(backends, name=manifest.version)
     try:
         version = LoadedVersion(
@@ -68,7 +71,7 @@ def open_version(
         executor.close()
         raise
     if plans is not None and backend == "auto" and backends[0].kind != "tensorrt":
-        build_later(bundle, golden, plans, version.add_rung)
+        build_later(bundle, golden, plans, version.add_rung, precision=precision)
     return version
 
 

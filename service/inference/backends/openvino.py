@@ -31,14 +31,21 @@ class OpenVino:
     kind: BackendKind = "openvino"
 
     def __init__(
-        self, graph: bytes, *, spec: InputSpec, limits: BatchSpec, threads: int = 1
+        self,
+        graph: bytes,
+        *,
+        precision: str = "fp32",
+        spec: InputSpec,
+        limits: BatchSpec,
+        threads: int = 1,
     ) -> None:
         """Load a verified graph; raises Unavailable without the library, ManifestFault."""
         try:
             import openvino  # noqa: PLC0415  an extra
         except ImportError as error:
             raise Unavailable("openvino is not installed") from error
-        self.precision = "bf16" if has_bf16() else "fp32"
+        wide = "bf16" if has_bf16() else "fp32"
+        self.precision = precision if precision == "int8" else wide
         self._spec = spec
         self._buckets = Buckets(limits)
         self._core: Any = openvino.Core()
@@ -46,7 +53,7 @@ class OpenVino:
             "INFERENCE_NUM_THREADS": threads,
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "bf16" if self.precision == "bf16" else "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if wide == "bf16" else "f32",
         }
         self._requests: dict[Bucket, Any] = {}
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from service.bundle import BatchSpec, Bundle, InputSpec
-from service.domain import BackendChoice, BackendKind
+from service.domain import BackendChoice, BackendKind, PrecisionChoice
 from service.errors import BackendFault, BundleFault, ManifestFault, PlanFault
 from service.inference.backends import openvino, side_process, tensorrt
 from service.inference.backends.base import Backend
@@ -29,6 +29,11 @@ _PRECISIONS: dict[BackendKind, tuple[str, ...]] = {
     "onnx-cpu": ("fp32",),
 }
 """The kinds in the order in which they are tried, each with its graphs, best first."""
+_ASKED_FOR: dict[BackendKind, tuple[str, ...]] = {
+    "openvino": ("int8-cpu",),
+    "onnx-cpu": ("int8-cpu",),
+}
+"""Graphs for a setting alone: on cores without VNNI they gain little."""
 _RUNS: dict[BackendKind, int] = {
     "tensorrt": PLACES,
     # which runs a bucket plainly twice before it captures it
@@ -91,7 +96,13 @@ def _onnx_cuda(source: Source, _: PlanCache | None) -> Backend:
 
 
 def _openvino(source: Source, _: PlanCache | None) -> Backend:
-    return OpenVino(source.graph, spec=source.spec, limits=source.limits, threads=source.threads)
+    return OpenVino(
+        source.graph,
+        precision=source.precision,
+        spec=source.spec,
+        limits=source.limits,
+        threads=source.threads,
+    )
 
 
 def _tensorrt(source: Source, plans: PlanCache | None) -> Backend:
@@ -121,14 +132,15 @@ def open_rungs(
     golden: Golden,
     *,
     choice: BackendChoice = "auto",
+    precision: PrecisionChoice = "auto",
     threads: int = 1,
     plans: Path | None = None,
 ) -> list[Backend]:
     """The engines of a bundle on this host, best first, each within its golden tolerance.
 
     `auto` takes what there is, and of TensorRT only a plan that is built. A named engine must
-    open, and keeps ONNX Runtime on the CPU behind it. Raises a BundleFault if what must open
-    does not.
+    open, and keeps ONNX Runtime on the CPU behind it; of a named precision, what must open
+    has a graph. Raises a BundleFault if what must open does not.
     """
     kinds = _kinds(choice)
     cache = None if plans is None else PlanCache(plans)
@@ -136,7 +148,11 @@ def open_rungs(
     reasons: dict[BackendKind, Unavailable | BundleFault] = {}
     for kind in kinds:
         try:
-            rungs.append(_open_checked(bundle, golden, kind, threads, cache, build=kind == choice))
+            rungs.append(
+                _open_checked(
+                    bundle, golden, kind, threads, cache, precision=precision, build=kind == choice
+                )
+            )
         except (Unavailable, BundleFault) as error:
             reasons[kind] = error
             level = logging.INFO if isinstance(error, Unavailable) else logging.WARNING
@@ -160,7 +176,12 @@ def _kinds(choice: BackendChoice) -> tuple[BackendKind, ...]:
 
 
 def build_later(
-    bundle: Bundle, golden: Golden, plans: Path, ready: Callable[[Backend], None]
+    bundle: Bundle,
+    golden: Golden,
+    plans: Path,
+    ready: Callable[[Backend], None],
+    *,
+    precision: PrecisionChoice = "auto",
 ) -> threading.Thread | None:
     """Build the plan that `open_rungs` missed, while other rungs serve; then hand it over.
 
@@ -173,7 +194,10 @@ def build_later(
 
     def build() -> None:
         try:
-            ready(_open_checked(bundle, golden, "tensorrt", 1, PlanCache(plans), build=True))
+            cache = PlanCache(plans)
+            ready(
+                _open_checked(bundle, golden, "tensorrt", 1, cache, precision=precision, build=True)
+            )
         except (Unavailable, BundleFault) as error:
             _log.warning("no plan was built", extra={"reason": str(error)})
 
@@ -189,13 +213,14 @@ def _open_checked(
     threads: int,
     plans: PlanCache | None,
     *,
+    precision: PrecisionChoice,
     build: bool = False,
 ) -> Backend:
     """The first precision of the bundle that this engine scores well enough."""
     fault: Unavailable | BundleFault = ManifestFault(
-        f"no graph for {kind} among {sorted(bundle.manifest.graphs)}"
+        f"no graph for {kind} among {sorted(bundle.manifest.graphs)}, precision {precision}"
     )
-    for source in _sources(bundle, kind, threads, build=build):
+    for source in _sources(bundle, kind, threads, precision=precision, build=build):
         try:
             backend = open_backend(kind, source, plans)
         except (Unavailable, BundleFault) as error:
@@ -217,19 +242,29 @@ def _open_checked(
     raise fault
 
 
-def _sources(bundle: Bundle, kind: BackendKind, threads: int, *, build: bool) -> Iterator[Source]:
+def _sources(
+    bundle: Bundle, kind: BackendKind, threads: int, *, precision: PrecisionChoice, build: bool
+) -> Iterator[Source]:
     manifest = bundle.manifest
-    for precision in _PRECISIONS[kind]:
-        if precision in manifest.graphs:
+    for name in _graph_names(kind, precision):
+        if name in manifest.graphs:
             yield Source(
                 name=f"{manifest.name}-{manifest.version}",
-                graph=_read_graph(bundle, manifest.graphs[precision]),
-                precision=precision,
+                graph=_read_graph(bundle, manifest.graphs[name]),
+                precision=name.removesuffix("-cpu"),
                 spec=manifest.input,
                 limits=manifest.batch,
                 threads=threads,
                 build=build,
             )
+
+
+def _graph_names(kind: BackendKind, precision: PrecisionChoice) -> list[str]:
+    """The graphs of a manifest that an engine may serve, best first."""
+    if precision == "auto":
+        return list(_PRECISIONS[kind])
+    names = (*_ASKED_FOR.get(kind, ()), *_PRECISIONS[kind])
+    return [name for name in names if name.removesuffix("-cpu") == precision]
 
 
 def _read_graph(bundle: Bundle, file: str) -> bytes:

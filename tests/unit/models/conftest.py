@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from models.build import Checkpoint, EvaluatedSlates, choose_slates, train
+from models.compress import Subject, compress
 from models.log import Log
 from models.presets import PRESETS, Preset
 from models.synthetic import Size, generate
 from models.train import Recipe
+from models.variants import KINDS, Made
 
 SMALL = Size(items=200, shoppers=220, days=16, intent=5.0)
 QUICK = Recipe(epochs=3, slates_per_batch=32)
@@ -39,3 +41,8 @@ def checkpoint(log: Log, preset: Preset) -> Checkpoint:
 @pytest.fixture(scope="session")
 def slates(log: Log, preset: Preset) -> EvaluatedSlates:
     return choose_slates(log, preset)
+
+
+@pytest.fixture(scope="session")
+def made(log: Log, checkpoint: Checkpoint, slates: EvaluatedSlates) -> Made:
+    return compress(log, Subject.of_checkpoint(checkpoint), slates.encoded, tuple(KINDS))

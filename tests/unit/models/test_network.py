@@ -1,3 +1,5 @@
+from typing import Any
+
 import msgspec
 import numpy as np
 import onnx
@@ -6,6 +8,7 @@ import pytest
 import torch
 
 from models.export import to_onnx
+from models.export_split import to_pair
 from models.network import Inputs, Network
 from models.presets import PRESETS, Preset
 from service.encoding.history import MASKED
@@ -98,3 +101,26 @@ def test_a_preset_has_the_parameters_that_its_page_promises(name: str) -> None:
     millions = sum(value.numel() for value in network.parameters()) / 1e6
     promised = {"tiny": 0.48, "base": 7.8, "large": 306}[name]
     assert millions == pytest.approx(promised, rel=0.05)
+
+
+@pytest.mark.parametrize("preset", [FOLDED, HEADED], ids=["folded", "headed"])
+def test_encoding_and_scoring_apart_give_the_logits_of_pytorch(preset: Preset) -> None:
+    network = trained_looking(preset)
+    batch = random_batch(preset, users=4, tiles_each=2)
+    pair = to_pair(network)
+    encode, score = (
+        onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"]) for graph in pair
+    )
+    inputs = {name: array.numpy() for name, array in batch._asdict().items()}
+    names = [entry.name for entry in encode.get_outputs()]
+    encoded = dict(zip(names, encode.run(None, _fed(encode, inputs)), strict=True))
+    with torch.inference_mode():
+        expected = network(batch).numpy()
+    found = score.run(None, _fed(score, inputs | encoded))[0]
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    operators = {node.op_type for graph in pair for node in onnx.load_from_string(graph).graph.node}
+    assert not operators & {"Shape", "Expand", "Cast"}
+
+
+def _fed(session: Any, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {entry.name: arrays[entry.name] for entry in session.get_inputs()}
