@@ -33,7 +33,7 @@ _ASKED_FOR: dict[BackendKind, tuple[str, ...]] = {
     "openvino": ("int8-cpu",),
     "onnx-cpu": ("int8-cpu",),
 }
-"""Graphs for a setting alone: on cores without VNNI they gain little."""
+"""Graphs for a setting alone: what they gain in time has not been measured."""
 _RUNS: dict[BackendKind, int] = {
     "tensorrt": PLACES,
     # which runs a bucket plainly twice before it captures it
