@@ -221,7 +221,7 @@ async def test_a_server_stopped_in_the_middle_of_a_read() -> None:
     """SIGSTOP: the connection stays open and nothing comes, as with a frozen virtual machine."""
     port = free_port()
     with ValkeyServer(port=port) as server:
-        store = store_at(f"redis://127.0.0.1:{port}", timeout_s=0.3)
+        store = store_at(f"redis://127.0.0.1:{port}", timeout_s=5.0)
         await store.write([Event("u", "a", "click", NOW_MS)])
         await store.fetch("u", token=None, budget_s=5.0)
         with redis.Redis(port=port, protocol=2) as client:
@@ -230,7 +230,7 @@ async def test_a_server_stopped_in_the_middle_of_a_read() -> None:
         try:
             start_s = time.monotonic()
             state = await store.fetch("u", token=None, budget_s=0.05)
-            assert time.monotonic() - start_s < 0.25
+            assert time.monotonic() - start_s < 2.5, "the budget bounds it, not the time-out"
             assert state.source == "local"
         finally:
             os.kill(pid, signal.SIGCONT)
