@@ -277,12 +277,9 @@ def test_each_command_of_the_runbook_works(page: Path, shared_service: LiveServi
         assert done.stdout
 
 
-def test_the_compose_pieces_mount_files_that_exist_and_parse() -> None:
+def test_every_yaml_parses_and_the_collector_names_only_what_it_defines() -> None:
     for file in SHIPPED.rglob("*.yaml"):
         assert yaml.safe_load(file.read_text()), file
-    services = yaml.safe_load((SHIPPED / "compose.yaml").read_text())["services"]
-    mounted = [mount.split(":")[0] for each in services.values() for mount in each["volumes"]]
-    assert all((SHIPPED / path).exists() for path in mounted)
     collector = yaml.safe_load((SHIPPED / "otel" / "collector.yaml").read_text())
     for pipeline in collector["service"]["pipelines"].values():
         for kind in ("receivers", "processors", "exporters"):
