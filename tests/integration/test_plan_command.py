@@ -19,6 +19,7 @@ from service.inference.parity import read_golden
 from tests.bundles import copy_bundle
 
 DEVICE_GRAPHS = ("fp16", "int8", "fp8")
+pytestmark = pytest.mark.timeout(600)  # engines are built at the lowest priority
 
 
 def as_examples(batch: Batch) -> Examples:
