@@ -15,8 +15,10 @@ from models.compress import Subject, compress, test_slates, with_variants, write
 from models.export import to_onnx
 from models.export_split import to_pair
 from models.log import Log
+from models.mapping import read_mapping
 from models.pack import pack
 from models.plan import PRECISIONS, SMS, build_plans
+from models.prepare import prepare
 from models.presets import PRESETS
 from models.train import DEVICES, device_named
 from models.variants import KINDS
@@ -33,6 +35,19 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _prepare(options: argparse.Namespace, _command: str) -> None:
+    files = {"impressions": options.impressions}
+    for name in ("items", "histories", "users"):
+        if paths := getattr(options, name):
+            files[name] = paths
+    summary = prepare(read_mapping(options.mapping), files, options.out)
+    for name, count in summary.counts.items():
+        print(f"{name.replace('_', ' '):16} {count:>12,}")
+    for warning in summary.warnings:
+        print(f"warning: {warning}")
+    print(options.out)
 
 
 def _train(options: argparse.Namespace, _command: str) -> None:
@@ -143,6 +158,14 @@ def _parser() -> argparse.ArgumentParser:
     sequences.add_argument("--data", type=Path, required=True, help="folder of sequences.txt")
     sequences.add_argument("--loss", choices=sorted(beauty.RECIPES), default="full")
     sequences.add_argument("--seed", type=int, default=1)
+    files = argparse.ArgumentParser(add_help=False)
+    files.add_argument(
+        "impressions", type=Path, nargs="+", help="files or folders: Parquet, CSV or JSON lines"
+    )
+    for name in ("items", "histories", "users"):
+        files.add_argument(f"--{name}", type=Path, nargs="+", help=f"files of {name}")
+    files.add_argument("--mapping", type=Path, required=True, help="TOML: what each column means")
+    files.add_argument("--out", type=Path, required=True, help="an empty folder")
     graph = argparse.ArgumentParser(add_help=False)
     graph.add_argument("--out", type=Path, required=True, help="the ONNX file")
     graph.add_argument(
@@ -169,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for run, parents, summary in (
         (_build, [source, training, store], "every step: train, evaluate, write a bundle"),
+        (_prepare, [files], "make a log of a click log of your own"),
         (_train, [source, training, checkpoint], "train and write a checkpoint"),
         (_evaluate, [source, checkpoint], "compare a checkpoint with plain baselines"),
         (_pack, [source, checkpoint, store], "evaluate a checkpoint and write a bundle"),

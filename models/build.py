@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from models.dataset import Examples, Shown, Tables, encode_log, shown_slates
 from models.evaluate import Report, as_markdown, evaluate, plain_baselines
+from models.leaks import check_no_leak
 from models.log import Log, LogFault
 from models.network import Network
 from models.pack import Ingredients
@@ -112,11 +113,13 @@ def gather(log: Log, checkpoint: Checkpoint, *, command: str) -> Ingredients:
     """Evaluate, and gather what a bundle is made of."""
     preset = checkpoint.network.preset
     output = OutputSpec()
+    space = RowSpace(preset.input_spec())
     slates = choose_slates(log, preset)
+    check_no_leak(log, space, slates.shown)
     return Ingredients(
         log=log,
         network=checkpoint.network,
-        table=Tables(log, RowSpace(preset.input_spec())).of(log.test_from_ms),
+        table=Tables(log, space).of(log.test_from_ms),
         examples=slates.encoded,
         output=output,
         batch=BatchSpec(max_users=MAX_USERS, tile_buckets=TILE_BUCKETS),

@@ -142,10 +142,11 @@ def signal_of(event: dict[str, object]) -> Signal:
 class Tables:
     """The item table of each day: what was known at its start, and not after the test began."""
 
-    def __init__(self, log: Log, space: RowSpace) -> None:
+    def __init__(self, log: Log, space: RowSpace, trained: frozenset[str] | None = None) -> None:
+        """`trained` overrides which ids the network is said to know."""
         self._log = log
         self._space = space
-        self._trained = trained_items(log, log.test_from_ms)
+        self.trained = trained_items(log, log.test_from_ms) if trained is None else trained
         self._tables: dict[int, ItemTable] = {}
 
     def day_of(self, at_ms: int) -> int:
@@ -155,13 +156,15 @@ class Tables:
     def of(self, day_ms: int) -> ItemTable:
         """The table known at the start of a day."""
         if day_ms not in self._tables:
-            self._tables[day_ms] = item_table(self._log, day_ms, self._space, trained=self._trained)
+            self._tables[day_ms] = item_table(self._log, day_ms, self._space, trained=self.trained)
         return self._tables[day_ms]
 
 
-def encode_log(log: Log, space: RowSpace, slates: list[Shown]) -> Examples:
+def encode_log(
+    log: Log, space: RowSpace, slates: list[Shown], tables: Tables | None = None
+) -> Examples:
     """Encode slates of a log, in time order; shows progress."""
-    tables = Tables(log, space)
+    tables = tables or Tables(log, space)
     asked: dict[int, tuple[list[Person], list[Slate]]] = {}  # by the table that was known then
     width = space.spec.tile_width
     for slate, signals in replay(log, slates):
