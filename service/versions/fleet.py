@@ -59,7 +59,10 @@ class Fleet(Protocol):
         ...
 
     async def replace(self, wish: Wish) -> bool:
-        """Write a wish; False unless it follows the one that is there."""
+        """Write a wish; False unless it follows the one that is there, or there is none.
+
+        Where there is none, the state was lost, and the wish goes on from what replicas know.
+        """
         ...
 
     async def leave(self, replica: str) -> None:
@@ -113,9 +116,7 @@ class RedisFleet:
 
 _REPLACE = """
 local now = redis.call('GET', KEYS[1])
-local generation = 0
-if now then generation = cjson.decode(now)['generation'] end
-if generation ~= tonumber(ARGV[1]) then return 0 end
+if now and cjson.decode(now)['generation'] ~= tonumber(ARGV[1]) then return 0 end
 redis.call('SET', KEYS[1], ARGV[2])
 return 1
 """
@@ -156,8 +157,8 @@ class FileFleet:
             self._wish.parent.mkdir(parents=True, exist_ok=True)
             with self._wish.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                now = self._wish.read_bytes() if self._wish.exists() else None
-                if wish.generation != (_decode_wish(now) or Wish()).generation + 1:
+                now = _decode_wish(self._wish.read_bytes() if self._wish.exists() else None)
+                if now is not None and wish.generation != now.generation + 1:
                     return False
                 _write(self._wish, msgspec.json.format(msgspec.json.encode(wish), indent=2))
         except OSError as error:

@@ -24,6 +24,8 @@ from service.versions.traffic import Traffic
 
 _log = logging.getLogger("ranker.fleet")
 _TRIES = 5
+_LOST_LOOKS = 8
+"""So often a wish must be missing before it is written again: others report meanwhile."""
 _RETRY_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 Scope = Literal["fleet", "replica"]
 
@@ -71,6 +73,7 @@ class Follower:
         self._applying: asyncio.Task[None] | None = None
         self._attempts = 0
         self._retry_at_s = 0.0
+        self._lost_looks = 0
 
     async def run(self) -> None:
         """Look, converge and judge, for ever."""
@@ -90,6 +93,7 @@ class Follower:
             self.fault = ""
         await self._converge()
         try:
+            await self._restore()
             await self._judge()
         except FleetFault as error:
             self.fault = str(error)
@@ -103,6 +107,25 @@ class Follower:
             self._adopt(msgspec.structs.replace(self.wish, primary=primary, previous=previous))
         elif self._applying is not None and self._applying.done():
             self._retry()
+
+    async def _restore(self) -> None:
+        """Write the wish again where the shared state has lost it: a store may forget.
+
+        The replica that knows the newest wish does it, one generation on, so that replicas
+        that started meanwhile follow.
+        """
+        lost = self.wish.generation > 0 and self.seen.wish is None and not self.fault
+        self._lost_looks = self._lost_looks + 1 if lost else 0
+        newest = max((other.generation for other in self.seen.replicas), default=0)
+        if self._lost_looks < _LOST_LOOKS or newest > self.wish.generation:
+            return
+        self._lost_looks = 0
+        wished = rollout.signed(
+            self.wish, after=self.wish, act="restore", reason="it was lost", by=self.replica
+        )
+        if await self._fleet.replace(wished):
+            _log.warning("wish restored", extra={"generation": wished.generation})
+            self._adopt(wished)
 
     async def _first_versions(self) -> Sequence[str]:
         try:

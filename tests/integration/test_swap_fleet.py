@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import redis
 
 from tests.bundles import copy_bundle
 from tests.live import LiveService, client_of, live_service
@@ -51,6 +52,10 @@ def states(client: httpx.Client) -> dict[str, str]:
     return {one["replica"]: one["state"] for one in page["replicas"]}
 
 
+def generation(client: httpx.Client) -> int:
+    return int(client.get("/v1/models").json()["wish"]["generation"])
+
+
 def load_seconds(service: LiveService, version: str) -> float:
     """How long the service says that it took to load a version."""
     for line in service.lines:
@@ -77,6 +82,26 @@ def test_a_promotion_reaches_every_replica_and_a_sleeper_catches_up(
     sleeper.process.send_signal(signal.SIGCONT)
     eventually(lambda: roles(third)["primary"] == "v2")
     eventually(lambda: states(second) == dict.fromkeys("abc", "converged"))
+
+
+def test_a_wish_that_redis_forgot_is_written_again_and_can_be_changed(
+    fleet: list[tuple[LiveService, httpx.Client]], valkey_url: str
+) -> None:
+    (_, first), (_, second), (_, third) = fleet
+    act(first, "promote", version="v2")
+    eventually(lambda: all(roles(client)["primary"] == "v2" for client in (first, second, third)))
+    known = generation(first)
+    with redis.Redis.from_url(valkey_url) as store:
+        store.flushall()
+        eventually(lambda: store.exists("fleet:{shop}:wish") == 1)
+    eventually(lambda: {generation(client) for client in (first, second, third)} == {known + 1})
+    assert {roles(client)["primary"] for client in (first, second, third)} == {"v2"}
+    assert act(third, "rollback").status_code == 202
+    eventually(lambda: all(roles(client)["primary"] == "v1" for client in (first, second, third)))
+    with redis.Redis.from_url(valkey_url) as store:
+        store.flushall()
+        assert act(second, "rollback").status_code == 202, "at once, before it is written again"
+    eventually(lambda: all(roles(client)["primary"] == "v2" for client in (first, second, third)))
 
 
 def test_without_redis_a_shared_folder_holds_the_wish(store: Path, tmp_path: Path) -> None:
