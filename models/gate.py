@@ -85,6 +85,9 @@ def judge(
 ) -> Verdict:
     """Compare logits [N, T, 2] of the same slates by their served score and clicks."""
     label = examples.click.astype(np.float64)
+    real = ~np.isnan(examples.click)
+    spoilt = int((~np.isfinite(variant[real])).any(axis=-1).sum())
+    variant = np.nan_to_num(variant)
     before, after = blend(reference, output), blend(variant, output)
     figures = [SlateFigures(scores, label, examples.tile_user) for scores in (before, after)]
     ndcg_loss, auc_loss, gauc_loss = _losses(*figures, seed=seed)
@@ -99,7 +102,9 @@ def judge(
         for what, (loss, allowed) in found.items()
         if not loss <= allowed + _EVEN
     )
-    real = ~np.isnan(examples.click)
+    if spoilt:
+        told = f"{spoilt:,} of {int(real.sum()):,} candidates have no finite score"
+        failures = (told, *failures)
     return Verdict(
         slates=len(figures[0]),
         ndcg10=figures[1].summary()["ndcg10"],

@@ -157,6 +157,8 @@ class Instruments:
                 task.cancel()
             self._pauses.stop()
             self.telemetry.flush()
+            if self._distributions is not None:
+                await asyncio.to_thread(self._distributions.close)
             if self._provider is not None:
                 await asyncio.to_thread(self._provider.close)
 
@@ -168,7 +170,7 @@ def _distributions(url: str | None, tags: Tags) -> Distributions | None:
         from service.telemetry.dogstatsd import sender  # noqa: PLC0415  an extra
     except ImportError as error:
         raise ProviderFault(f"DogStatsD needs the extra datadog: {error}") from error
-    return Distributions(sender(url, tags))
+    return Distributions(*sender(url, tags))
 
 
 def _of_versions(versions: Versions) -> list[Reading]:

@@ -35,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, help="replayed once a leg, if A and B are URLs")
     parser.add_argument("--rounds", type=int, default=2, help="times A B B A")
     parser.add_argument("--at-most", type=float, default=1.0, help="ratio of p99, B over A")
+    parser.add_argument(
+        "--served", type=float, default=0.99, help="least share that each must answer well"
+    )
     parser.add_argument("--before-a", metavar="JSON", help='{"path": ..., "body": ...}')
     parser.add_argument("--before-b", metavar="JSON", help="a request before each leg of B")
     parser.add_argument("--pid-a", type=int, action="append", default=[], help="for CPU a request")
@@ -57,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     summaries = {side: summarise(Samples.merge(legs[side])) for side in "AB"}
     late_ms = max(summary.lateness.p99_ms for summary in summaries.values())
     verdict = ratio.judge(args.at_most)
+    if any(summary.served_share < args.served for summary in summaries.values()):
+        verdict = Verdict.INVALID
     if late_ms > LATE_SHARE * min(ratio.p99_a_ms, ratio.p99_b_ms):
         verdict = Verdict.INVALID
     lines = [
@@ -67,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     ]
     for side, summary in summaries.items():
         told = (
-            f"{names[side]}: {summary.served_share:.3%} served, errors {summary.errors or 'none'}"
+            f"{names[side]}: {summary.served_share:.3%} served, wanted at least {args.served:.1%}, "
+            f"errors {summary.errors or 'none'}"
         )
         if cpu_s[side]:
             told += f", {cpu_s[side] / max(summary.served, 1) * 1e6:.0f} µs of CPU a request"

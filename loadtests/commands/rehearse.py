@@ -26,6 +26,8 @@ from loadtests.driving.spool import Catalogue, Wire
 from loadtests.driving.target import Target
 from loadtests.traces import arrivals, shape, synth, trace
 from loadtests.traces.trace import Record, TraceFault
+from loadtests.verdicts.slo import Verdict
+from loadtests.verdicts.summary import summarise
 
 _TOKEN_VARIABLE = "REHEARSAL_TOKEN"  # noqa: S105  the variable's name
 _SWAPS_AT, _STALL_AT = (0.3, 0.8), 0.55
@@ -131,4 +133,8 @@ def run(args: argparse.Namespace) -> int:
             pids={"valkey": what.valkey_pid},
         )
         done = kept(records, wire, plan, url=what.url, args=args)
-    return publish(done, args.out, arguments.objective(args))
+    verdict = publish(done, args.out, arguments.objective(args))
+    if missing := [word for word in VERSIONS if word not in summarise(done.samples).versions]:
+        print(f"verdict: INVALID, as nothing was served by {', '.join(missing)}")
+        return Verdict.INVALID
+    return verdict

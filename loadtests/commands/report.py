@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
 def publish(run: Run, folder: Path, objective: Objective, *, curve: Curve | None = None) -> int:
     """Write `report.html`, `report.txt`, `latency.hlog`; print the text; return the verdict."""
     summary = summarise(run.samples)
-    judged = objective.judge(summary)
+    undone = sum(not fault.done for fault in run.description.faults)
+    judged = objective.judge(summary, undone=undone)
     text = run_text(run, summary, judged)
     if curve is not None:
         text += "\n" + curve_text(curve)

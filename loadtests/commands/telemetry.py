@@ -156,7 +156,8 @@ async def _measure(variant: Variant, url: str, requests: int) -> float:
     unread.bind(("127.0.0.1", 0))
     distributions = None
     if variant.distributions:
-        distributions = Distributions(sender(f"udp://127.0.0.1:{unread.getsockname()[1]}", tags))
+        url = f"udp://127.0.0.1:{unread.getsockname()[1]}"
+        distributions = Distributions(*sender(url, tags))
     telemetry = Telemetry(
         spans=None if chosen is None else SpanWriter(chosen.tracer, sample=variant.sample),
         distributions=distributions,

@@ -121,10 +121,12 @@ async def apply(
     """Wait for the entry's time and do it; a failure is a result, not an exception."""
     await asyncio.sleep(start_s + entry.at_s - perf_counter())
     at_s = perf_counter() - start_s
+    done = True
     try:
         match entry:
             case Http():
                 result = await call(entry, target)
+                done = result.startswith("2")
             case Signal():
                 os.kill(processes[entry.process], getattr(signal, f"SIG{entry.signal}"))
                 result = "sent"
@@ -139,10 +141,11 @@ async def apply(
                 result = "slowed and let go"
             case Command():
                 process = await asyncio.create_subprocess_exec(*entry.command)
-                result = f"exit code {await process.wait()}"
+                code = await process.wait()
+                result, done = f"exit code {code}", code == 0
     except OSError as error:
-        result = f"failed: {error}"
-    return AppliedFault(round(at_s, 3), entry.what, result)
+        result, done = f"failed: {error}", False
+    return AppliedFault(round(at_s, 3), entry.what, result, done)
 
 
 async def _hold(pid: int, for_s: float) -> None:

@@ -119,7 +119,9 @@ async def _finished(
     for entry, task in zip(schedule, pending, strict=True):
         if entry.at_s > ended_s:
             task.cancel()
-            results.append(AppliedFault(entry.at_s, entry.what, "not reached: the trace ended"))
+            results.append(
+                AppliedFault(entry.at_s, entry.what, "not reached: the trace ended", done=False)
+            )
         else:
             results.append(await task)
     return results

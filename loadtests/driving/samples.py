@@ -120,6 +120,8 @@ class AppliedFault(msgspec.Struct, frozen=True):
     at_s: float
     what: str
     result: str
+    done: bool = True
+    """Whether it happened."""
 
 
 class Description(msgspec.Struct, kw_only=True):

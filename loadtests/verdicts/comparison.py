@@ -16,6 +16,8 @@ from loadtests.verdicts.slo import Verdict
 from loadtests.verdicts.summary import FloatArray, judged_rows
 
 _RESAMPLES = 2000
+LEAST_BLOCKS = 20
+"""Fewer paired seconds give an interval that is too narrow to decide by."""
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +32,9 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs of seconds that were resampled."""
 
     def judge(self, at_most: float) -> Verdict:
-        """Pass or fail only where the whole interval agrees."""
+        """Pass or fail only where the whole interval agrees, over seconds enough."""
+        if self.blocks < LEAST_BLOCKS:
+            return Verdict.UNDECIDED
         if self.high <= at_most:
             return Verdict.PASS
         return Verdict.FAIL if self.low > at_most else Verdict.UNDECIDED

@@ -94,5 +94,8 @@ def judge(rows: Sequence[Row]) -> Judgement:
         return Judgement(Verdict.INVALID, [*checks, lateness])
     if rival is None:
         return Judgement(Verdict.UNDECIDED, [*checks, lateness])
+    sound = Check(f"errors of {RIVAL}", rival.errors + rival.open_errors, "at most", 0)
+    if not sound.holds:
+        return Judgement(Verdict.UNDECIDED, [*checks, sound, lateness])
     passed = all(check.holds for check in checks)
     return Judgement(Verdict.PASS if passed else Verdict.FAIL, [*checks, lateness])

@@ -32,8 +32,11 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
     degraded: float | None = None
     """Largest share of answers that were degraded."""
 
-    def judge(self, summary: Summary) -> Judgement:
-        """Every check with its measured value; a late generator makes the run invalid."""
+    def judge(self, summary: Summary, *, undone: int = 0) -> Judgement:
+        """Every check with its measured value.
+
+        A late generator makes the run invalid, and so do faults on schedule that did not happen.
+        """
         latency = summary.judged
         checks = [
             Check("p99 ms", latency.p99_ms, "at most", self.p99_ms),
@@ -51,10 +54,13 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
             "at most",
             self.p99_ms * LATE_SHARE,
         )
-        if not lateness.holds:
-            return Judgement(Verdict.INVALID, [*checks, lateness])
+        valid = [lateness]
+        if undone:
+            valid.append(Check("faults that did not happen", undone, "at most", 0))
+        if not all(check.holds for check in valid):
+            return Judgement(Verdict.INVALID, [*checks, *valid])
         passed = all(check.holds for check in checks)
-        return Judgement(Verdict.PASS if passed else Verdict.FAIL, [*checks, lateness])
+        return Judgement(Verdict.PASS if passed else Verdict.FAIL, [*checks, *valid])
 
 
 class Check(msgspec.Struct, frozen=True):

@@ -44,8 +44,10 @@ class _Series:
 class Distributions:
     """Every request's and batch's times; used on the event loop, after the reply."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, close: Callable[[], object] = lambda: None) -> None:
         self._send = send
+        self.close = close
+        """Ends the sending; may wait a second for what is on its way."""
         self._series: list[_Series] = []
         self._stage = cache(self._stage_series)
         self._engine = cache(self._engine_series)

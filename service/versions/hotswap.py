@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,14 +14,17 @@ from service.domain import BackendChoice, PrecisionChoice
 from service.encoding.batch import Batch, encode_batch
 from service.encoding.items import ItemTable
 from service.encoding.rows import RowSpace
+from service.errors import BackendFault, BackendLost, ManifestFault
 from service.inference.backends.select import build_later, open_rungs
 from service.inference.batcher import BatchReport
 from service.inference.executor import Executor
+from service.inference.lane import Lane
 from service.inference.outages import RungChange
 from service.inference.parity import read_golden
 from service.versions.loaded import LoadedVersion
 from service.versions.traffic import Sample
 
+_log = logging.getLogger("ranker.rungs")
 _WARM_RUNS = 3
 _REST = 8.0
 """Pause after a gentle warm-up run, as a multiple of its time."""
@@ -100,9 +104,24 @@ def _warm(version: LoadedVersion, rows: Batch, *, rest: float) -> None:
             (np.arange(bucket) % len(users)).astype(np.int32),
         )
         for lane in version.batcher.ladder.lanes:
-            for _ in range(_WARM_RUNS):
-                started = time.monotonic()
-                lane.rung.run(batch)
-                seconds = time.monotonic() - started
-                time.sleep(rest * seconds)
-            lane.cost.learn(bucket, seconds)
+            if lane.usable():
+                _warm_lane(lane, batch, bucket, rest=rest)
+    if version.batcher.ladder.first() is None:
+        raise ManifestFault("no engine scored the batches that warm it")
+
+
+def _warm_lane(lane: Lane, batch: Batch, bucket: int, *, rest: float) -> None:
+    """Run a bucket; a rung that fails takes no jobs until its breaker lets it try again."""
+    try:
+        for _ in range(_WARM_RUNS):
+            started = time.monotonic()
+            lane.rung.run(batch)
+            seconds = time.monotonic() - started
+            time.sleep(rest * seconds)
+    except BackendFault as error:
+        lane.breaker.trip()
+        if isinstance(error, BackendLost):
+            lane.lost_s = time.monotonic()
+        _log.warning("rung fails while warmed", extra={"rung": lane.kind, "reason": str(error)})
+        return
+    lane.cost.learn(bucket, seconds)

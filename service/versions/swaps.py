@@ -223,8 +223,10 @@ class Swaps:
 
 
 def _throw_away(opening: asyncio.Future[LoadedVersion]) -> None:
+    """Free what was loaded for nobody, off the loop: it joins threads and frees engines."""
     if not opening.cancelled() and opening.exception() is None:
-        opening.result().executor.close()
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, opening.result().executor.close)
 
 
 def settle() -> None:

@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import httpx
 import pytest
 
+from service.__main__ import DEVICE_LOST
 from tests.live import LiveService, client_of, live_service
 
 
@@ -105,6 +107,45 @@ def test_a_signal_drains_and_leaves_no_process(sig: signal.Signals) -> None:
         assert children  # the embedded Valkey
         assert service.stop(sig) == 0
         assert not [pid for pid in children if _alive(pid)]
+
+
+_LOSES_ITS_DEVICE = """
+import sys
+from pathlib import Path
+from service.__main__ import main
+from service.errors import BackendLost
+from service.inference.backends.onnx import OnnxCpu
+
+score, flag = OnnxCpu.score, Path(sys.argv.pop())
+
+def score_or_be_lost(self, batch):
+    if flag.exists():
+        raise BackendLost("CUDA error 700")
+    return score(self, batch)
+
+OnnxCpu.score = score_or_be_lost
+sys.exit(main())
+"""
+
+
+def test_a_process_whose_device_is_lost_ends_with_a_status_of_its_own(tmp_path: Path) -> None:
+    flag = tmp_path / "lost"
+    process = subprocess.Popen(
+        [sys.executable, "-c", _LOSES_ITS_DEVICE, str(flag)],
+        env={**os.environ, "RANKER_PORT": "0", "RANKER_DRAIN_MS": "100"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    service = LiveService(process)
+    assert process.stdout is not None
+    with process.stdout, client_of(service) as client:
+        body = {"user_id": "u", "items": ["a", "b"], "timeout_ms": 5_000}
+        assert client.post("/rank", json=body).json()["degraded"] == ["unknown_items"]
+        flag.touch()
+        answer = client.post("/rank", json=body)
+        assert (answer.status_code, answer.json()["degraded"]) == (200, ["fallback_backend"])
+        assert service.stop() == DEVICE_LOST
 
 
 def _children(pid: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from service.settings import SettingsFault, load
 from service.telemetry.distributions import Distributions
+from service.telemetry.dogstatsd import sender
+from service.telemetry.providers import Tags
 from tests.live import LiveService, client_of, live_service
 from tests.operating import WIDE
 
@@ -92,6 +95,29 @@ def test_an_agent_that_is_away_changes_nothing(valkey_server: str, tmp_path: Pat
         rank_many(service, 220)
         assert service.stop() == 0
     assert not [line for line in service.lines if "Traceback" in line]
+
+
+def test_a_name_that_is_looked_up_for_long_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_up, answered = threading.Event(), threading.Event()
+    threads: list[str] = []
+
+    def look_up(*_: object, **__: object) -> list[object]:
+        threads.append(threading.current_thread().name)
+        looked_up.set()
+        answered.wait(30)
+        raise socket.gaierror("no such host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    tags = Tags(service="s", env="e", version="v")
+    send, close = sender("udp://agent.example:8125", tags)
+    for _ in range(3):
+        send("ranker.stage_seconds", [0.001], ["stage:total"])
+    assert looked_up.wait(30)
+    assert threading.main_thread().name not in threads
+    answered.set()
+    close()
 
 
 def rank_many(service: LiveService, count: int) -> None:

@@ -108,6 +108,7 @@ def test_the_verdict_follows_the_objective_and_a_late_generator_proves_nothing(
     summary = summarise(samples_of([latency_ms] * 200, late_ms=late_ms))
 
     assert objective.judge(summary).verdict is verdict
+    assert objective.judge(summary, undone=1).verdict is Verdict.INVALID
 
 
 def test_quick_errors_fail_by_the_served_share() -> None:
@@ -200,6 +201,18 @@ def test_a_server_faster_by_a_third_passes_at_eight_tenths_and_its_rival_fails()
     assert ratio.estimate == pytest.approx(0.65, rel=0.2)
     assert ratio.judge(0.8) is Verdict.PASS
     assert p99_ratio(list(zip(fast, slow, strict=True))).judge(1.0) is Verdict.FAIL
+
+
+def test_a_few_seconds_decide_nothing() -> None:
+    chance = np.random.default_rng(0)
+    fast, slow = (
+        [samples_of(list(chance.exponential(mean_ms, 500))) for _ in range(3)]
+        for mean_ms in (1.0, 9.0)
+    )
+    few = p99_ratio(list(zip(fast, slow, strict=True)))
+    assert few.blocks == 15
+    assert few.low > 1
+    assert few.judge(1.0) is Verdict.UNDECIDED
 
 
 def test_runs_without_a_common_second_cannot_be_compared() -> None:

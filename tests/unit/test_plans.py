@@ -1,5 +1,6 @@
 """The plan cache: a plan is read only if every part of its key is the same."""
 
+import threading
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,28 @@ def test_a_plan_comes_back_as_it_was_written(plans: PlanCache) -> None:
         "shop-1-fp16.json",
         "shop-1-fp16.plan",
     ]
+
+
+def test_one_writer_at_a_time_keeps_a_plan_whole(plans: PlanCache) -> None:
+    """Two workers of a host: the second waits, and then finds what the first has built."""
+    order: list[str] = []
+    first_is_in = threading.Event()
+
+    def second() -> None:
+        first_is_in.wait(30)
+        with PlanCache(plans.folder).only_writer("shop-1", KEY.precision):
+            order.append("second reads")
+            assert plans.read("shop-1", KEY) == PLAN
+
+    waiting = threading.Thread(target=second)
+    waiting.start()
+    with plans.only_writer("shop-1", KEY.precision):
+        first_is_in.set()
+        waiting.join(0.2)
+        order.append("first writes")
+        plans.write("shop-1", KEY, PLAN)
+    waiting.join(30)
+    assert order == ["first writes", "second reads"]
 
 
 def test_a_plan_that_is_not_there_is_named(plans: PlanCache) -> None:

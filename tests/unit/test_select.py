@@ -8,12 +8,20 @@ import numpy as np
 import pytest
 
 from service.bundle import Bundle
-from service.domain import BackendKind
-from service.errors import GoldenFault, ManifestFault, PlanFault
+from service.domain import BackendKind, Float32Array
+from service.encoding.batch import Batch
+from service.errors import (
+    BackendLost,
+    BackendRecoverable,
+    GoldenFault,
+    ManifestFault,
+    PlanFault,
+)
 from service.inference.backends import cuda, openvino, select, tensorrt
 from service.inference.backends.base import Backend
 from service.inference.backends.select import Source, build_later, open_backend, open_rungs
 from service.inference.parity import Golden, check_parity, read_golden
+from service.versions import hotswap
 from tests.unit.engines import ScriptedEngine
 
 SHOP = Bundle.open(next((Path(__file__).parents[2] / "models" / "store" / "shop").iterdir()))
@@ -62,6 +70,40 @@ def test_a_missing_library_is_no_error(golden: Golden, monkeypatch: pytest.Monke
     assert kinds(open_rungs(SHOP, golden)) == ["onnx-cpu"]
     with pytest.raises(ManifestFault, match="openvino is not installed"):
         open_rungs(SHOP, golden, choice="openvino")
+
+
+@pytest.mark.parametrize("fault", [BackendRecoverable("out of memory"), BackendLost("error 700")])
+def test_a_device_that_is_full_or_broken_leaves_the_cpu_to_serve(
+    golden: Golden, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    def full(*_: object) -> Backend:
+        raise fault
+
+    monkeypatch.setattr(openvino, "has_bf16", lambda: False)
+    monkeypatch.setitem(select._OPENERS, "onnx-cuda", full)
+    assert kinds(open_rungs(SHOP, golden)) == ["onnx-cpu"]
+    with pytest.raises(ManifestFault, match=f"onnx-cuda does not open: {fault}"):
+        open_rungs(SHOP, golden, choice="onnx-cuda")
+
+
+def test_a_rung_that_fails_while_warmed_does_not_keep_the_version_away(
+    golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Batch) -> Float32Array:
+        raise BackendRecoverable("out of memory")
+
+    def opened(*_: object, **__: object) -> list[Backend]:
+        return [ScriptedEngine(fails, kind="onnx-cuda"), *rungs]
+
+    rungs = open_rungs(SHOP, golden, choice="onnx-cpu")
+    monkeypatch.setattr(hotswap, "open_rungs", opened)
+    version = hotswap.open_version(SHOP, threads=1, max_queue_s=1)
+    ladder = version.batcher.ladder
+    assert [lane.usable() for lane in ladder.lanes] == [False, True]
+    version.executor.close()
+    rungs = []
+    with pytest.raises(ManifestFault, match="no engine scored the batches that warm it"):
+        hotswap.open_version(SHOP, threads=1, max_queue_s=1)
 
 
 def test_no_bindings_of_tensorrt_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,3 +48,7 @@ class Captures:
             with self._changed:
                 self._captures -= 1
                 self._changed.notify_all()
+
+
+captures = Captures()
+"""Of this process: every backend on CUDA holds it around what it calls."""

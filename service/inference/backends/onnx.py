@@ -15,7 +15,7 @@ from service.domain import BackendKind, BackendName, Float32Array
 from service.encoding.batch import Batch
 from service.errors import BackendRecoverable, ManifestFault
 from service.inference.backends import buckets, cuda
-from service.inference.backends.capturing import Captures
+from service.inference.backends.capturing import captures
 from service.inference.backends.pipeline import PLACES, Launch, Pipeline, Place
 
 _CAPTURE_RUNS = 3
@@ -98,9 +98,6 @@ def check_device() -> None:
     cuda.probe()
 
 
-_captures = Captures()
-
-
 class OnnxCuda:
     """A session on a CUDA device: fixed buckets, pinned buffers, and a CUDA graph for each.
 
@@ -137,7 +134,7 @@ class OnnxCuda:
             "use_tf32": "0",
             "enable_cuda_graph": str(int(graphs)),
         }
-        with _captures.call():
+        with captures.call():
             self._session: Any = _session(graph, options, CUDA, settings)
 
     def score(self, batch: Batch) -> Float32Array:
@@ -149,8 +146,8 @@ class OnnxCuda:
         return self._pipeline.begin(batch)
 
     def _guard(self, place: Place | None) -> AbstractContextManager[None]:
-        captures = self.graphs and place is not None and place.runs < _CAPTURE_RUNS
-        return _captures.capture() if captures else _captures.call()
+        first = self.graphs and place is not None and place.runs < _CAPTURE_RUNS
+        return captures.capture() if first else captures.call()
 
     def capture(self) -> None:
         """Run every place of every bucket until it is captured; raises BackendFault."""
@@ -182,6 +179,6 @@ class OnnxCuda:
 
     def close(self) -> None:
         """Free the graphs, then the buffers, then the streams."""
-        with _captures.call():
+        with captures.call():
             self._session = None
             self._pipeline.close()

@@ -6,9 +6,12 @@ from a folder that nobody else may write to, and only if every part of its key i
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -84,6 +87,14 @@ class PlanCache:
         if len(plan) != entry.size_bytes or hashlib.sha256(plan).hexdigest() != entry.sha256:
             raise PlanFault(f"{path.name} does not have the digest of its entry")
         return plan
+
+    @contextmanager
+    def only_writer(self, name: str, precision: str) -> Iterator[None]:
+        """Keep other processes of this host from building the same plan; waits for them."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self.path(name, precision).with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def write(self, name: str, key: PlanKey, plan: bytes) -> Path:
         """Keep a plan; the entry that makes it exist comes last."""

@@ -157,6 +157,10 @@ def open_rungs(
             reasons[kind] = error
             level = logging.INFO if isinstance(error, Unavailable) else logging.WARNING
             _log.log(level, "no rung", extra={"rung": kind, "reason": str(error)})
+        except BaseException:
+            for backend in rungs:
+                backend.close()
+            raise
     must = kinds[-1] if choice == "auto" else choice
     if (choice == "auto" and rungs) or must not in reasons:
         return rungs
@@ -225,6 +229,9 @@ def _open_checked(
             backend = open_backend(kind, source, plans)
         except (Unavailable, BundleFault) as error:
             fault = error
+            continue
+        except BackendFault as error:  # a device that is full or broken
+            fault = Unavailable(f"{kind} does not open: {error}")
             continue
         try:
             error_found = check_parity(backend, golden)

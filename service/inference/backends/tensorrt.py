@@ -22,6 +22,7 @@ from service.encoding.batch import Batch
 from service.errors import BackendRecoverable, PlanFault
 from service.inference.backends import buckets, cuda, side_process
 from service.inference.backends.buckets import Bucket
+from service.inference.backends.capturing import captures
 from service.inference.backends.pipeline import Launch, Pipeline, Place
 from service.inference.backends.plans import PlanCache, PlanKey, Profile
 
@@ -129,14 +130,24 @@ def open_plan(
     key = plan_key(lib, device, graph, precision=precision, limits=limits)
     try:
         plan = plans.read(name, key)
-    except PlanFault as reason:
+    except PlanFault:
         if not build:
             raise
-        _log.warning("building a plan", extra={"reason": str(reason)})
-        plan = side_process.build(graph, spec=spec, profiles=key.profiles, sm=key.sm)
-        plans.write(name, key, plan)
+        plan = _build(graph, key, name=name, spec=spec, plans=plans)
     side_process.check(plans.path(name, precision))
     return TensorRt(lib, plan, precision=precision, spec=spec, limits=limits)
+
+
+def _build(graph: bytes, key: PlanKey, *, name: str, spec: InputSpec, plans: PlanCache) -> bytes:
+    """A plan, built unless another process has built it meanwhile."""
+    with plans.only_writer(name, key.precision):
+        try:
+            return plans.read(name, key)
+        except PlanFault as reason:
+            _log.warning("building a plan", extra={"reason": str(reason)})
+        plan = side_process.build(graph, spec=spec, profiles=key.profiles, sm=key.sm)
+        plans.write(name, key, plan)
+        return plan
 
 
 def try_plan(plan: bytes) -> None:
@@ -164,23 +175,27 @@ class TensorRt:
         self.precision = precision
         self._lib = lib
         self._spec = spec
-        self._pipeline = Pipeline(spec, limits, self._prepare)
+        self._pipeline = Pipeline(spec, limits, self._prepare, lambda _: captures.call())
         self._stream = self._pipeline.computing
         self._graphs: list[cuda.Graph] = []
         self._shaped: dict[int, Bucket] = {}
         self._bound: dict[int, int] = {}
-        self._runtime: Any = lib.module.Runtime(lib.logger)
+        self._contexts: dict[int, Any] = {}
+        with captures.call():
+            self._load(plan, limits)
+
+    def _load(self, plan: bytes, limits: BatchSpec) -> None:
+        self._runtime: Any = self._lib.module.Runtime(self._lib.logger)
         self._engine: Any = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
-            raise PlanFault(f"the plan cannot be loaded: {lib.why()}")
+            raise PlanFault(f"the plan cannot be loaded: {self._lib.why()}")
         self._check_tensors(limits)
-        self._contexts: dict[int, Any] = {}
         for at, tiles in enumerate(limits.tile_buckets):
             context = self._engine.create_execution_context()
             if context is None or not context.set_optimization_profile_async(
                 at, int(self._stream.handle)
             ):
-                raise PlanFault(f"no context for profile {at}: {lib.why()}")
+                raise PlanFault(f"no context for profile {at}: {self._lib.why()}")
             self._stream.wait()  # the context is undefined before
             self._contexts[tiles] = context
 
@@ -221,9 +236,11 @@ class TensorRt:
         tiles = place.bucket.tiles
         context = self._contexts[tiles]
         if self._shaped.get(tiles) != place.bucket:
+            self._shaped.pop(tiles, None)  # a refusal leaves it half changed
             self._shape(context, place.bucket)
             self._shaped[tiles] = place.bucket
         if self._bound.get(tiles) != place.serial:
+            self._bound.pop(tiles, None)
             self._bind(context, place)
             self._bound[tiles] = place.serial
         if not context.execute_async_v3(int(self._stream.handle)):
@@ -244,10 +261,11 @@ class TensorRt:
 
     def close(self) -> None:
         """Free graphs, contexts, engine and runtime in this order, then memory and streams."""
-        for graph in self._graphs:
-            graph.close()
-        self._graphs.clear()
-        self._contexts.clear()
-        self._engine = None
-        self._runtime = None
-        self._pipeline.close()
+        with captures.call():
+            for graph in self._graphs:
+                graph.close()
+            self._graphs.clear()
+            self._contexts.clear()
+            self._engine = None
+            self._runtime = None
+            self._pipeline.close()

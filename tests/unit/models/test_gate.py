@@ -69,6 +69,21 @@ def test_a_loss_is_held_to_the_upper_end_of_its_interval(slates: EvaluatedSlates
     assert not judge(scores, noisy, slates.encoded, OutputSpec(), strict).passed
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_scores_that_are_no_numbers_fail(slates: EvaluatedSlates, number: float) -> None:
+    scores = logits((*slates.encoded.click.shape, 2))
+    spoilt = scores.copy()
+    spoilt[0, 0, 1] = number
+    verdict = judge(scores, spoilt, slates.encoded, OutputSpec(), LOOSE)
+    assert not verdict.passed
+    assert verdict.failures[0].startswith("1 of ")
+    assert "no finite score" in verdict.failures[0]
+    padding = np.argwhere(np.isnan(slates.encoded.click))[0]
+    spoilt = scores.copy()
+    spoilt[tuple(padding)] = number
+    assert judge(scores, spoilt, slates.encoded, OutputSpec(), LOOSE).passed
+
+
 def test_kendall_tau_counts_pairs() -> None:
     ascending = np.arange(4.0)
     assert kendall_tau(ascending, ascending) == 1
