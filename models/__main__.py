@@ -20,6 +20,7 @@ from models.pack import pack
 from models.plan import PRECISIONS, SMS, build_plans
 from models.prepare import prepare
 from models.presets import PRESETS
+from models.report import write_report
 from models.train import DEVICES, device_named
 from models.variants import KINDS
 from service.bundle import Bundle, OutputSpec
@@ -101,6 +102,11 @@ def _subject(options: argparse.Namespace) -> Subject:
     return Subject.of_checkpoint(Checkpoint.load(options.checkpoint))
 
 
+def _report(options: argparse.Namespace, command: str) -> None:
+    log, checkpoint = sources.open_log(options), Checkpoint.load(options.checkpoint)
+    print(write_report(log, checkpoint, options.out, command=command))
+
+
 def _plan(options: argparse.Namespace, _command: str) -> None:
     bundle = Bundle.open(options.bundle)
     for built in build_plans(bundle, options.sm, options.out, precisions=options.precision):
@@ -178,6 +184,8 @@ def _parser() -> argparse.ArgumentParser:
     variants = argparse.ArgumentParser(add_help=False)
     variants.add_argument("--out", type=Path, required=True, help="the folder of the graphs")
     _add_variants(variants, default=tuple(KINDS))
+    page = argparse.ArgumentParser(add_help=False)
+    page.add_argument("--out", type=Path, required=True, help="the page's folder")
     plans = argparse.ArgumentParser(add_help=False)
     plans.add_argument("--bundle", type=Path, required=True, help="the folder of a packed version")
     plans.add_argument("--out", type=Path, required=True, help="the cache's folder")
@@ -198,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
         (_pack, [source, checkpoint, store], "evaluate a checkpoint and write a bundle"),
         (_export, [checkpoint, graph], "write the ONNX file alone"),
         (_quantize, [source, trained, variants], "write smaller graphs, and judge each"),
+        (_report, [source, checkpoint, page], "write a page with plots on a checkpoint"),
         (_plan, [plans], "build TensorRT's engine plans; for RTX no GPU is needed"),
         (_beauty, [sequences], "purchase sequences: train a retrieval model, rank all items"),
     ):

@@ -70,7 +70,7 @@ def fit(
     *,
     device: str = "cpu",
 ) -> tuple[Network, list[dict[str, float]]]:
-    """The network of the best epoch on validation slates, and each epoch's figures.
+    """The network of the best epoch on validation slates, and each epoch's loss and figures.
 
     Without validation slates all epochs are run, and the last one stands. The network comes
     back to the CPU, wherever it was trained.
@@ -88,17 +88,20 @@ def fit(
     progress = tqdm(total=steps, desc="train", leave=False, mininterval=1)
     for epoch in range(recipe.epochs):
         network.train()
+        losses: list[Tensor] = []
         for batch, labels in _batches(train, recipe, rng):
             optimizer.zero_grad(set_to_none=True)
             loss = _loss(network, batch.to(device), labels.to(device), recipe)
             torch.autograd.backward(loss)
+            losses.append(loss.detach())
             optimizer.step()
             _zero_padding(network)
             schedule.step()
             progress.update()
+        figures.append({"epoch": epoch, "loss": float(torch.stack(losses).mean())})
         if validation is None:
             continue
-        figures.append({"epoch": epoch, **click_figures(network, validation).summary()})
+        figures[-1] |= click_figures(network, validation).summary()
         progress.set_postfix({name: round(value, 4) for name, value in figures[-1].items()})
         leader = max(range(len(figures)), key=lambda at: _merit(figures[at]))
         if leader == epoch:

@@ -1,0 +1,259 @@
+"""A page on one trained network: its ranking, its variants, its speed on this CPU, its training.
+
+Tells figures of slates, never who or what was in them.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from models import plots, speed
+from models.build import Checkpoint, choose_slates
+from models.compress import Subject, calibration_slates
+from models.evaluate import Report, as_markdown, evaluate, plain_baselines
+from models.log import Log
+from models.metrics import SlateFigures
+from models.session import score_graph
+from models.variants import KINDS, Made, make_variants
+from service.encoding.slate import blend
+
+WORST = 8
+NO_DEVICE = "not yet measured on hardware"
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the page tells."""
+
+    log: Log
+    checkpoint: Checkpoint
+    figures: Report
+    made: Made
+    full_bytes: int
+    times_ms: dict[str, dict[int, float]]
+    reference: SlateFigures
+    by_variant: dict[str, SlateFigures]
+    steps_s: dict[str, float]
+
+
+def write_report(log: Log, checkpoint: Checkpoint, out: Path, *, command: str) -> Path:
+    """Measure, and write `out/README.md` with its pictures; shows progress."""
+    findings = _find(log, checkpoint)
+    out.mkdir(parents=True, exist_ok=True)
+    made, figures = findings.made, findings.by_variant
+    points = {"fp32": (findings.full_bytes / 1e6, 0.0, 0.0, 0.0)} | {
+        entry.name: (
+            len(entry.graph) / 1e6,
+            *(100 * value for value in msgspec.structs.astuple(entry.verdict.ndcg_loss)),
+        )
+        for entry in made.variants
+    }
+    plots.variants(points, out / "variants.png")
+    plots.latency(findings.times_ms, out / "latency.png")
+    plots.ranges(made.ranges(), out / "ranges.png")
+    plots.changes(
+        {name: each.ndcg - findings.reference.ndcg for name, each in figures.items()},
+        out / "changes.png",
+    )
+    if _has_losses(checkpoint):
+        plots.training(checkpoint.epochs, out / "training.png")
+    page = out / "README.md"
+    page.write_text("\n\n".join(_sections(findings, command)) + "\n")
+    return page
+
+
+def _find(log: Log, checkpoint: Checkpoint) -> Findings:
+    steps_s: dict[str, float] = {}
+
+    @contextmanager
+    def step(name: str) -> Iterator[None]:
+        started_s = time.monotonic()
+        yield
+        steps_s[name] = time.monotonic() - started_s
+
+    subject, seed = Subject.of_checkpoint(checkpoint), checkpoint.recipe.seed
+    with step("encode the test slates"):
+        slates = choose_slates(log, checkpoint.network.preset)
+    with step("evaluate, with intervals"):
+        baselines = plain_baselines(log, slates.shown, subject.spec.tile_width, seed=seed)
+        figures = evaluate(checkpoint.network, slates.encoded, baselines, subject.output, seed=seed)
+    with step("calibrate, quantize and judge every variant"):
+        calibration = calibration_slates(log, subject.spec)
+        made = make_variants(subject.graph, calibration, slates.encoded, subject.output)
+    label = slates.encoded.click.astype(np.float64)
+
+    def each_slate(graph: bytes, *, fused: bool) -> SlateFigures:
+        logits = score_graph(graph, slates.encoded, fused=fused)
+        return SlateFigures(blend(logits, subject.output), label, slates.encoded.tile_user)
+
+    with step("score each slate again"):
+        reference = each_slate(subject.graph, fused=True)
+        by_variant = {
+            entry.name: each_slate(entry.graph, fused=KINDS[entry.name].on_cpu)
+            for entry in made.variants
+        }
+    with step("time the graphs for the CPU"):
+        on_cpu = {e.name: e.graph for e in made.variants if KINDS[e.name].on_cpu}
+        times_ms = speed.compare({"fp32": subject.graph, **on_cpu}, slates.encoded)
+    return Findings(
+        log=log,
+        checkpoint=checkpoint,
+        figures=figures,
+        made=made,
+        full_bytes=len(subject.graph),
+        times_ms=times_ms,
+        reference=reference,
+        by_variant=by_variant,
+        steps_s=steps_s,
+    )
+
+
+def _sections(found: Findings, command: str) -> list[str]:
+    preset = found.checkpoint.network.preset
+    title = f"# {found.log.name}: width {preset.width}, {preset.encoder_layers} encoder layers"
+    training = (
+        "![training](training.png)"
+        if _has_losses(found.checkpoint)
+        else "This checkpoint does not tell the losses of its epochs."
+    )
+    return [
+        title,
+        _summary(found),
+        f"Written by `{_without_folders(command)}`.",
+        "## Ranking",
+        f"{len(found.reference):,} slates of the test days, 95% intervals over slates.",
+        as_markdown(found.figures),
+        "## Graphs",
+        _variants(found),
+        "![size and quality](variants.png)",
+        "![time of a batch](latency.png)",
+        f"Times are of {_cpu()}, ONNX Runtime, one thread, the graphs in turn in one process.",
+        "## Slates",
+        "![change of each slate](changes.png)",
+        _worst(found),
+        "## Calibration",
+        "Ranges that INT8 keeps of each activation, from slates before the test days.",
+        "![calibrated ranges](ranges.png)",
+        "## Training",
+        training,
+        "## Time",
+        _table(("step", "s"), ((name, f"{took:.1f}") for name, took in found.steps_s.items())),
+    ]
+
+
+def _summary(found: Findings) -> str:
+    """A paragraph for who decides."""
+    network, plain = found.figures["network"]["click"], _best_baseline(found.figures)
+    baseline = found.figures[plain]["click"]
+    passed = [entry for entry in found.made.variants if entry.verdict.passed]
+    ours = f"NDCG@10 {network['ndcg10']} and AUC {network['auc']}"
+    theirs = f"{baseline['ndcg10']} and {baseline['auc']}"
+    told = [f"On clicks it has {ours}; the best plain order, by {plain}, has {theirs}."]
+    apart = network["ndcg10"].low > baseline["ndcg10"].high
+    told.append(
+        "The lead in NDCG@10 lies outside both intervals."
+        if apart
+        else "The intervals of NDCG@10 overlap: these slates do not show a lead in it for sure."
+    )
+    if passed:
+        smallest = min(passed, key=lambda entry: len(entry.graph))
+        ratio = found.full_bytes / len(smallest.graph)
+        told.append(
+            f"The smallest graph that passes the gate, {smallest.name}, is {ratio:.2f} times "
+            f"smaller and loses {smallest.verdict.ndcg_loss} of NDCG@10."
+        )
+        if (times := found.times_ms.get(smallest.name)) is not None:
+            gains = ", ".join(
+                f"{found.times_ms['fp32'][users] / took:.2f} times ({_users(users)})"
+                for users, took in times.items()
+            )
+            told.append(f"On this CPU it has the speed of fp32 {gains}.")
+    failed = [entry.name for entry in found.made.variants if not entry.verdict.passed]
+    told.append(f"{', '.join(failed) if failed else 'None'} failed the gate.")
+    return " ".join(told)
+
+
+def _best_baseline(figures: Report) -> str:
+    plain = [name for name in figures if not name.startswith("network")]
+    return max(plain, key=lambda name: figures[name]["click"]["ndcg10"].value)
+
+
+def _variants(found: Findings) -> str:
+    users = list(found.times_ms["fp32"])
+    head = ("graph", "MB", "smaller", "NDCG@10 lost", "first ten", "tau", "gate")
+    rows = [("fp32", f"{found.full_bytes / 1e6:.2f}", "", "", "", "", "", *_times(found, "fp32"))]
+    for entry in found.made.variants:
+        verdict = entry.verdict
+        rows.append(
+            (
+                entry.name,
+                f"{len(entry.graph) / 1e6:.2f}",
+                f"{found.full_bytes / len(entry.graph):.2f}",
+                str(verdict.ndcg_loss),
+                f"{verdict.overlap:.3f}",
+                f"{verdict.kendall_tau:.3f}",
+                "passes" if verdict.passed else "; ".join(verdict.failures),
+                *_times(found, entry.name),
+            )
+        )
+    return _table((*head, *(f"ms, {_users(count)}" for count in users)), rows)
+
+
+def _times(found: Findings, name: str) -> list[str]:
+    if name in found.times_ms:
+        return [f"{took:.2f}" for took in found.times_ms[name].values()]
+    return [NO_DEVICE] * len(found.times_ms["fp32"])
+
+
+def _worst(found: Findings) -> str:
+    """The slates that fp32 ranks worst, and those that a graph for the CPU changes most."""
+    name = next((each for each in found.by_variant if KINDS[each].on_cpu), "")
+    reference, size = found.reference, found.reference.size
+    clicks = np.bincount(reference.owner, reference.labels).astype(int)
+    variant = found.by_variant[name].ndcg if name else reference.ndcg
+    chosen = {
+        "ranked worst": np.lexsort((-size, reference.ndcg))[:WORST],
+        f"{name} loses most": np.argsort(variant - reference.ndcg, kind="stable")[:WORST],
+    }
+    rows = [
+        (why, str(at), str(size[at]), str(clicks[at]), f"{reference.ndcg[at]:.3f}",
+         f"{variant[at]:.3f}")
+        for why, places in chosen.items()
+        for at in places.tolist()
+    ]  # fmt: skip
+    head = ("why", "slate", "candidates", "clicked", "NDCG@10, fp32", f"NDCG@10, {name or 'fp32'}")
+    return _table(head, rows)
+
+
+def _users(count: int) -> str:
+    return "1 user" if count == 1 else f"{count} users"
+
+
+def _without_folders(command: str) -> str:
+    """A command line whose absolute paths are cut to their names."""
+    return shlex.join(
+        Path(word).name if word.startswith("/") else word for word in shlex.split(command)
+    )
+
+
+def _has_losses(checkpoint: Checkpoint) -> bool:
+    return bool(checkpoint.epochs) and all("loss" in epoch for epoch in checkpoint.epochs)
+
+
+def _cpu() -> str:
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()} with {len(names) or 1} cores"
+
+
+def _table(head: tuple[str, ...], rows: object) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]  # type: ignore[misc]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
