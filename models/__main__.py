@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from models import beauty, sources
+from models import beauty, prune, sources
 from models.build import Checkpoint, choose_slates, gather, report, train
 from models.compress import Subject, compress, test_slates, with_variants, write_variants
 from models.export import to_onnx
@@ -105,6 +105,13 @@ def _subject(options: argparse.Namespace) -> Subject:
 def _report(options: argparse.Namespace, command: str) -> None:
     log, checkpoint = sources.open_log(options), Checkpoint.load(options.checkpoint)
     print(write_report(log, checkpoint, options.out, command=command))
+
+
+def _prune(options: argparse.Namespace, _command: str) -> None:
+    log, checkpoint = sources.open_log(options), Checkpoint.load(options.checkpoint)
+    device = device_named(options.device)
+    outcomes = prune.run(log, checkpoint, epochs=options.epochs or 1, device=device)
+    print(prune.as_markdown(outcomes))
 
 
 def _plan(options: argparse.Namespace, _command: str) -> None:
@@ -207,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
         (_export, [checkpoint, graph], "write the ONNX file alone"),
         (_quantize, [source, trained, variants], "write smaller graphs, and judge each"),
         (_report, [source, checkpoint, page], "write a page with plots on a checkpoint"),
+        (_prune, [source, checkpoint, machine], "try what pruning gives, and judge it"),
         (_plan, [plans], "build TensorRT's engine plans; for RTX no GPU is needed"),
         (_beauty, [sequences], "purchase sequences: train a retrieval model, rank all items"),
     ):

@@ -37,31 +37,32 @@ class FoldedAttention(nn.Module):
 
 
 class HeadedAttention(nn.Module):
-    """The usual attention: D / H wide heads with query, key, value and output projections."""
+    """The usual attention: heads of width W with query, key, value and output projections."""
 
     def __init__(self, preset: Preset) -> None:
         super().__init__()
         width = preset.width
         self.heads = preset.heads
-        self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, width, bias=False)
-        self.value = nn.Linear(width, width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        inner = preset.heads * preset.inner_width
+        self.query = nn.Linear(width, inner, bias=False)
+        self.key = nn.Linear(width, inner, bias=False)
+        self.value = nn.Linear(width, inner, bias=False)
+        self.out = nn.Linear(inner, width, bias=False)
 
-    def keys(self, rows: Tensor) -> Tensor:  # [B, K, D] -> [B, H, D / H, K]
+    def keys(self, rows: Tensor) -> Tensor:  # [B, K, D] -> [B, H, W, K]
         return self._split(self.key(rows)).mT
 
-    def values(self, rows: Tensor) -> Tensor:  # [B, K, D] -> [B, H, K, D / H]
+    def values(self, rows: Tensor) -> Tensor:  # [B, K, D] -> [B, H, K, W]
         return self._split(self.value(rows))
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         split = self._split(self.query(queries))
         scores = split @ keys / math.sqrt(split.shape[-1])  # [N, H, T, K]
         weights = (scores + mask[:, None, None, :]).softmax(-1)
-        mixed = (weights @ values).transpose(1, 2)  # [N, T, H, D / H]
+        mixed = (weights @ values).transpose(1, 2)  # [N, T, H, W]
         return cast(Tensor, self.out(mixed.flatten(2)))
 
-    def _split(self, rows: Tensor) -> Tensor:  # [B, K, D] -> [B, H, K, D / H]
+    def _split(self, rows: Tensor) -> Tensor:  # [B, K, H * W] -> [B, H, K, W]
         users, keys, width = rows.shape
         return rows.reshape(users, keys, self.heads, width // self.heads).transpose(1, 2)
 

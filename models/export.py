@@ -212,7 +212,7 @@ class Exporter:
 
     def _split(self) -> str:
         heads = self.preset.heads
-        return self.graph.shape(0, -1, heads, self.preset.width // heads)
+        return self.graph.shape(0, -1, heads, self.preset.inner_width)
 
     def _attend(
         self, queries: str, keys: str, values: str, *, mask: str, name: str, block: Block
@@ -228,11 +228,11 @@ class Exporter:
             "Reshape", self._linear(queries, f"{name}.query", attention.query), self._split()
         )
         split = g.op("Transpose", split, perm=[0, 2, 1, 3])
-        scale = g.constant("scale", np.array((self.preset.width // heads) ** -0.5, np.float32))
+        scale = g.constant("scale", np.array(self.preset.inner_width**-0.5, np.float32))
         scores = g.op("Add", g.op("Mul", g.op("MatMul", split, keys), scale), mask)
         mixed = g.op("MatMul", g.op("Softmax", scores, axis=-1), values)
         merged = g.op("Transpose", mixed, perm=[0, 2, 1, 3])
-        merged = g.op("Reshape", merged, g.shape(0, 0, self.preset.width))
+        merged = g.op("Reshape", merged, g.shape(0, 0, -1))
         return self._linear(merged, f"{name}.out", attention.out)
 
 

@@ -27,6 +27,13 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     folded: bool
     """Attention with one D x D matrix a head for query and key together, and one for value and
     output: fewer operations where H * D is small, too much arithmetic where it is not."""
+    head_width: int | None = None
+    """Of heads that are not folded; width / heads if None."""
+
+    @property
+    def inner_width(self) -> int:
+        """How wide a head is that is not folded."""
+        return self.head_width or self.width // self.heads
 
     def input_spec(self) -> InputSpec:
         return InputSpec(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -69,15 +69,18 @@ def fit(
     validation: Examples | None,
     *,
     device: str = "cpu",
+    start: Network | None = None,
+    keep: Callable[[Network], None] = lambda _: None,
 ) -> tuple[Network, list[dict[str, float]]]:
     """The network of the best epoch on validation slates, and each epoch's loss and figures.
 
     Without validation slates all epochs are run, and the last one stands. The network comes
-    back to the CPU, wherever it was trained.
+    back to the CPU, wherever it was trained. `start` is trained on instead of a new one;
+    `keep` restores after each step what must hold of the weights.
     """
     torch.manual_seed(recipe.seed)
     rng = np.random.default_rng(recipe.seed)
-    network = Network(preset, recipe.scales).to(device)
+    network = (start or Network(preset, recipe.scales)).to(device)
     network.dropout = recipe.dropout
     optimizer = torch.optim.AdamW(_groups(network, recipe))
     steps = recipe.epochs * -(-len(train.at_ms) // recipe.slates_per_batch)
@@ -96,6 +99,7 @@ def fit(
             losses.append(loss.detach())
             optimizer.step()
             _zero_padding(network)
+            keep(network)
             schedule.step()
             progress.update()
         figures.append({"epoch": epoch, "loss": float(torch.stack(losses).mean())})

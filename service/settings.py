@@ -66,8 +66,8 @@ class Settings(BaseModel):
     fleet_poll_ms: int = Field(250, ge=20, description="how often to look at the wished state")
     swap_policy: Literal["availability-preserving", "resource-preserving"] = Field(
         "availability-preserving",
-        description="whether a version that does not fit beside the others is refused, "
-        "or takes their place",
+        description="a version that does not fit beside the others is refused; with "
+        "resource-preserving it takes their place",
     )
     previous_hot_ms: int = Field(
         600_000, ge=0, description="how long the previous version stays loaded after a swap"
@@ -88,10 +88,14 @@ class Settings(BaseModel):
     redis_timeout_ms: float = Field(250, gt=0, description="socket time-out of the signal store")
     redis_connections: int = Field(8, ge=6, description="most connections to the signal store")
     backend: BackendChoice = Field(
-        "auto", description="engine to prefer; the best ones of this host if auto"
+        "auto",
+        description="engine to prefer: tensorrt, onnx-cuda, openvino or onnx-cpu; "
+        "the best ones of this host if auto",
     )
     precision: PrecisionChoice = Field(
-        "auto", description="precision of the graphs to serve; the best one of each engine if auto"
+        "auto",
+        description="precision of the graphs to serve: fp32, fp16, int8 or fp8; "
+        "the best one of each engine if auto",
     )
     plans: Path | None = Field(
         None, description="private folder for TensorRT's engine plans; no TensorRT if absent"
@@ -113,7 +117,7 @@ class Settings(BaseModel):
     )
     quota_rps: float | None = Field(None, gt=0, description="requests a second for each API key")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level that is logged"
+        "info", description="least level that is logged: debug, info, warning or error"
     )
     access_log: bool = Field(default=False, description="a log line for every request")
     slow_ms: float = Field(50, gt=0, description="a request that takes longer is slow")
@@ -123,7 +127,9 @@ class Settings(BaseModel):
         description="most slow, degraded and failed requests a second that are "
         "traced and logged each for itself",
     )
-    tracing: Literal["off", "otel", "datadog"] = Field("off", description="provider of spans")
+    tracing: Literal["off", "otel", "datadog"] = Field(
+        "off", description="provider of spans: off, otel or datadog"
+    )
     trace_sample: float = Field(
         0.01, ge=0, le=1, description="share of requests traced where the caller did not decide"
     )
