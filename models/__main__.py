@@ -52,19 +52,21 @@ def _prepare(options: argparse.Namespace, _command: str) -> None:
 
 
 def _train(options: argparse.Namespace, _command: str) -> None:
-    checkpoint = _trained(options, sources.open_log(options))
+    resume = options.checkpoint.with_suffix(".partial")
+    checkpoint = _trained(options, sources.open_log(options), resume)
     checkpoint.save(options.checkpoint)
     for figures in checkpoint.epochs:
         print(" ".join(f"{name} {value:.4g}" for name, value in figures.items()))
     print(options.checkpoint)
 
 
-def _trained(options: argparse.Namespace, log: Log) -> Checkpoint:
+def _trained(options: argparse.Namespace, log: Log, resume: Path | None = None) -> Checkpoint:
     recipe = sources.recipe(options.log, options.preset)
     recipe = msgspec.structs.replace(recipe, seed=options.seed)
     if options.epochs is not None:
         recipe = msgspec.structs.replace(recipe, epochs=options.epochs)
-    return train(log, PRESETS[options.preset], recipe, device=device_named(options.device))
+    device = device_named(options.device)
+    return train(log, PRESETS[options.preset], recipe, device=device, resume=resume)
 
 
 def _evaluate(options: argparse.Namespace, _command: str) -> None:
@@ -208,7 +210,11 @@ def _parser() -> argparse.ArgumentParser:
     for run, parents, summary in (
         (_build, [source, training, store], "every step: train, evaluate, write a bundle"),
         (_prepare, [files], "make a log of a click log of your own"),
-        (_train, [source, training, checkpoint], "train and write a checkpoint"),
+        (
+            _train,
+            [source, training, checkpoint],
+            "train and write a checkpoint; goes on where it was interrupted",
+        ),
         (_evaluate, [source, checkpoint], "compare a checkpoint with plain baselines"),
         (_pack, [source, checkpoint, store], "evaluate a checkpoint and write a bundle"),
         (_export, [checkpoint, graph], "write the ONNX file alone"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from models.leaks import check_no_leak
 from models.log import Log, LogFault
 from models.network import Network
 from models.pack import Ingredients
+from models.partial import Partial
 from models.presets import Preset
 from models.reference import reference_of
 from models.replay import mixed_slates
@@ -75,8 +77,13 @@ class EvaluatedSlates(msgspec.Struct, frozen=True):
     encoded: Examples
 
 
-def train(log: Log, preset: Preset, recipe: Recipe, *, device: str = "cpu") -> Checkpoint:
-    """Train on slates before the validation days, or on all before the test if there are none."""
+def train(
+    log: Log, preset: Preset, recipe: Recipe, *, device: str = "cpu", resume: Path | None = None
+) -> Checkpoint:
+    """Train on slates before the validation days, or on all before the test if there are none.
+
+    `resume` is the file from which an interrupted run goes on.
+    """
     log.check()
     space = RowSpace(preset.input_spec())
     before = [slate for slate in shown_slates(log.impressions) if slate.at_ms < log.test_from_ms]
@@ -85,8 +92,15 @@ def train(log: Log, preset: Preset, recipe: Recipe, *, device: str = "cpu") -> C
     if held_out.all():
         raise LogFault("impressions.at_ms: nothing before the validation days")
     validation = examples.slates(held_out) if held_out.any() else None
-    network, epochs = fit(preset, recipe, examples.slates(~held_out), validation, device=device)
-    return Checkpoint(network, recipe, epochs, log.digest())
+    digest = log.digest()
+    partial = None
+    if resume is not None:
+        told = msgspec.json.encode([preset, recipe, digest, log.validate_from_ms])
+        partial = Partial(resume, hashlib.sha256(told).hexdigest())
+    network, epochs = fit(
+        preset, recipe, examples.slates(~held_out), validation, device=device, partial=partial
+    )
+    return Checkpoint(network, recipe, epochs, digest)
 
 
 def choose_slates(log: Log, preset: Preset) -> EvaluatedSlates:

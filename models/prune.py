@@ -28,7 +28,7 @@ from models.train import fit
 from service.bundle import OutputSpec
 from service.encoding.rows import RowSpace
 
-RATE_SHARE = 0.25
+RATE_SHARE = 0.05
 """Of the recipe's learning rate, for training on."""
 GROUP, KEPT = 4, 2
 Cut = Callable[[Network], Network]

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from models.dataset import Examples
 from models.metrics import SlateFigures
 from models.network import ITEM_COLUMNS, MAX_POSITION, Inputs, Network, Scales
+from models.partial import Partial
 from models.presets import Preset
 from service.domain import Int64Array
 from service.encoding.history import MASKED
@@ -71,12 +72,14 @@ def fit(
     device: str = "cpu",
     start: Network | None = None,
     keep: Callable[[Network], None] = lambda _: None,
+    partial: Partial | None = None,
 ) -> tuple[Network, list[dict[str, float]]]:
     """The network of the best epoch on validation slates, and each epoch's loss and figures.
 
     Without validation slates all epochs are run, and the last one stands. The network comes
     back to the CPU, wherever it was trained. `start` is trained on instead of a new one;
-    `keep` restores after each step what must hold of the weights.
+    `keep` restores after each step what must hold of the weights. With `partial` a run that
+    was interrupted goes on after its last whole epoch, to the same weights.
     """
     torch.manual_seed(recipe.seed)
     rng = np.random.default_rng(recipe.seed)
@@ -88,8 +91,15 @@ def fit(
         optimizer, [recipe.learning_rate, recipe.table_rate], total_steps=steps, pct_start=0.1
     )
     best, figures = copy.deepcopy(network.state_dict()), []
-    progress = tqdm(total=steps, desc="train", leave=False, mininterval=1)
-    for epoch in range(recipe.epochs):
+    first = 0
+    if partial is not None and (state := partial.load(rng)) is not None:
+        first, best, figures = state["epoch"] + 1, state["best"], state["figures"]
+        network.load_state_dict(state["network"])
+        optimizer.load_state_dict(state["optimizer"])
+        schedule.load_state_dict(state["schedule"])
+    done = first * (steps // recipe.epochs)
+    progress = tqdm(total=steps, initial=done, desc="train", leave=False, mininterval=1)
+    for epoch in range(first, recipe.epochs):
         network.train()
         losses: list[Tensor] = []
         for batch, labels in _batches(train, recipe, rng):
@@ -103,16 +113,27 @@ def fit(
             schedule.step()
             progress.update()
         figures.append({"epoch": epoch, "loss": float(torch.stack(losses).mean())})
-        if validation is None:
-            continue
-        figures[-1] |= click_figures(network, validation).summary()
-        progress.set_postfix({name: round(value, 4) for name, value in figures[-1].items()})
-        leader = max(range(len(figures)), key=lambda at: _merit(figures[at]))
-        if leader == epoch:
-            best = copy.deepcopy(network.state_dict())
-        elif epoch - leader >= recipe.patience:
-            break
+        if validation is not None:
+            figures[-1] |= click_figures(network, validation).summary()
+            progress.set_postfix({name: round(value, 4) for name, value in figures[-1].items()})
+            leader = max(range(len(figures)), key=lambda at: _merit(figures[at]))
+            if leader == epoch:
+                best = copy.deepcopy(network.state_dict())
+            elif epoch - leader >= recipe.patience:
+                break
+        if partial is not None:
+            partial.save(
+                rng=rng,
+                epoch=epoch,
+                best=best,
+                figures=figures,
+                network=network.state_dict(),
+                optimizer=optimizer.state_dict(),
+                schedule=schedule.state_dict(),
+            )
     progress.close()
+    if partial is not None:
+        partial.forget()
     if validation is not None:
         network.load_state_dict(best)
     return network.to("cpu").eval(), figures

@@ -1,5 +1,8 @@
 """A small shop's planted preferences are found again, the same ones for the same seed."""
 
+from pathlib import Path
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from models.dataset import Examples
 from models.evaluate import Report, without_history
 from models.log import Log, LogFault
 from models.network import Inputs
+from models.partial import Partial
 from models.presets import Preset
 from models.synthetic import Size, generate
 from models.train import Recipe, drop_ids, fit, lag, score, take
@@ -51,6 +55,31 @@ def test_the_same_seed_trains_the_same_network(preset: Preset, slates: Evaluated
     other = score(fit(preset, msgspec.structs.replace(recipe, seed=2), few, None)[0], few)
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_weights(
+    preset: Preset, slates: EvaluatedSlates, tmp_path: Path
+) -> None:
+    few = slates.encoded.slates(np.arange(len(slates.shown)) < 64)
+    held_out = slates.encoded.slates(np.arange(len(slates.shown)) >= len(slates.shown) - 64)
+    recipe = Recipe(epochs=3, slates_per_batch=16)
+    whole, figures = fit(preset, recipe, few, held_out)
+    path = tmp_path / "own.partial"
+
+    class Interrupted(Partial):
+        def save(self, **parts: Any) -> None:
+            super().save(**parts)
+            if parts["epoch"] == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(preset, recipe, few, held_out, partial=Interrupted(path, "mine"))
+    assert path.exists()
+    assert Partial(path, "another's").load(np.random.default_rng(0)) is None
+    resumed, told = fit(preset, recipe, few, held_out, partial=Partial(path, "mine"))
+    assert told == figures
+    assert torch.equal(score(resumed, few), score(whole, few))
+    assert not path.exists()
 
 
 def batch_of(examples: Examples) -> Inputs:
