@@ -18,7 +18,9 @@ serve: $(RUN)  ## Set up and serve on 127.0.0.1:8000, with a Valkey of its own
 demo: $(LOAD)  ## Three visitors, what they click, and how their slates move
 	@$(BIN)/python -m loadtests demo
 
-test: $(DEV) $(AGENT) lint  ## Set up, check style, types and layers, and run the tests
+test:  ## Set up, check style, types and layers, and run the tests
+	@$(MAKE) --no-print-directory --jobs=2 $(DEV) $(AGENT)
+	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m "not alone" --cov --cov-report=
 	$(BIN)/python -m pytest -m alone --cov --cov-append --cov-report=term:skip-covered
 
@@ -56,7 +58,7 @@ $(LOAD): $(RUN)
 
 $(DEV): $(RUN)
 	@echo "setting up what the tests need"
-	@$(PIP) --editable '.[cpu,datadog,otel,profile,load,openvino,rtx,ship,train,dev]'
+	@$(PIP) --no-compile --editable '.[cpu,datadog,otel,profile,load,openvino,rtx,ship,train,dev]'
 	@touch $@
 
 # Datadog's test agent, whose needs are not ours, in an environment of its own
