@@ -22,6 +22,7 @@ from models.prepare import prepare
 from models.presets import PRESETS
 from models.report import write_report
 from models.train import DEVICES, device_named
+from models.tune import TUNE_S
 from models.variants import KINDS
 from service.bundle import Bundle, OutputSpec
 from service.errors import RankerError
@@ -136,7 +137,7 @@ def _write(options: argparse.Namespace, log: Log, checkpoint: Checkpoint, comman
     if options.variants:
         subject = Subject.of_checkpoint(checkpoint)
         parts = with_variants(parts, compress(log, subject, parts.examples, options.variants))
-    print(pack(parts, options.out, version=options.version).folder)
+    print(pack(parts, options.out, version=options.version, tune_s=options.tune).folder)
 
 
 def _beauty(options: argparse.Namespace, _command: str) -> None:
@@ -169,6 +170,15 @@ def _parser() -> argparse.ArgumentParser:
     store.add_argument("--out", type=Path, required=True, help="the store's folder")
     store.add_argument("--version", default="", help="default: a day and a digest of the content")
     _add_variants(store, default=())
+    store.add_argument(
+        "--tune",
+        metavar="SECONDS",
+        type=_positive,
+        nargs="?",
+        const=TUNE_S,
+        help="time each graph, engine and number of threads on this CPU "
+        f"(for SECONDS each, {TUNE_S:g} if not told), and serve the best one on CPUs like it",
+    )
     sequences = argparse.ArgumentParser(add_help=False, parents=[machine])
     sequences.add_argument("--data", type=Path, required=True, help="folder of sequences.txt")
     sequences.add_argument("--loss", choices=sorted(beauty.RECIPES), default="full")
@@ -245,6 +255,12 @@ def _known_variants(text: str) -> tuple[str, ...]:
     if unknown := set(names) - set(KINDS):
         raise argparse.ArgumentTypeError(f"no variant {', '.join(sorted(unknown))}")
     return names
+
+
+def _positive(text: str) -> float:
+    if not (number := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from models.export import to_onnx
 from models.golden import golden_batch, golden_bytes
 from models.log import Log
 from models.network import Network
+from models.tune import tune
 from service.bundle import (
     SCHEMA,
     BatchSpec,
@@ -56,11 +57,14 @@ class Ingredients(msgspec.Struct, frozen=True, kw_only=True):
     provenance: dict[str, Any]
 
 
-def pack(parts: Ingredients, store: Path, *, version: str = "") -> Bundle:
+def pack(
+    parts: Ingredients, store: Path, *, version: str = "", tune_s: float | None = None
+) -> Bundle:
     """Write `store/<name>/<version>`; raises GoldenFault or ManifestFault.
 
     The first where ONNX Runtime differs from PyTorch, the second where the version exists.
     A version left out is the day after the log's last event and a digest of the content.
+    With `tune_s`, every way to run it on this CPU is timed for so long.
     """
     shelf = store / parts.log.name
     shelf.mkdir(parents=True, exist_ok=True)
@@ -98,6 +102,9 @@ def pack(parts: Ingredients, store: Path, *, version: str = "") -> Bundle:
             metrics=parts.metrics,
             provenance=parts.provenance,
         )
+        if tune_s is not None:
+            tuning = tune(Bundle(folder, manifest), each_s=tune_s)
+            manifest = msgspec.structs.replace(manifest, tuning=tuning)
         write_manifest(folder, manifest)
         place = shelf / manifest.version
         if place.exists():

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import msgspec
 
+from service.domain import BackendKind
 from service.errors import DigestFault, ManifestFault
 
 MANIFEST = "manifest.json"
@@ -66,6 +67,29 @@ class GoldenSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_abs_error: float = 1e-3
 
 
+class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One way to run the bundle, and how long it took."""
+
+    backend: BackendKind
+    graph: str
+    """Its name in the manifest's `graphs`."""
+    threads: int
+    p50_ms: tuple[float, ...]
+    """Of each size of `Tuning.sizes`."""
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was measured on the machine that packed; holds for the same CPU model alone."""
+
+    cpu: str
+    libraries: dict[str, str]
+    """Versions, by the names of the packages."""
+    sizes: tuple[tuple[int, int], ...]
+    """Users and tiles of the batches that were timed."""
+    timings: tuple[Timing, ...]
+    """The best first: a reader takes the first one that its settings permit."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a reader must know of a version; the file that makes a bundle exist."""
 
@@ -83,6 +107,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     files: dict[str, FileEntry]
     sample_items: tuple[str, ...] = ()
     """A few known ids, for a first request."""
+    tuning: Tuning | None = None
     metrics: dict[str, Any] = {}
     provenance: dict[str, Any] = {}
 
@@ -101,6 +126,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for needed in (*self.graphs.values(), self.item_table, self.golden.file):
             if needed not in self.files:
                 raise ValueError(f"{needed} is named but not listed under files")
+        for timing in self.tuning.timings if self.tuning else ():
+            if timing.graph not in self.graphs:
+                raise ValueError(f"{timing.graph} was tuned but is not among graphs")
+            if timing.threads < 1:
+                raise ValueError("tuning.timings: threads must be at least 1")
+        if self.tuning is not None and not self.tuning.cpu:
+            raise ValueError("tuning.cpu is empty")
         for file in self.files:
             if not _NAME.fullmatch(file):
                 raise ValueError(f"file name {file!r} is not a plain word")

@@ -106,7 +106,11 @@ class Settings(BaseModel):
     lost_grace_ms: float = Field(
         5_000, ge=0, description="from a lost device to a failing liveness probe"
     )
-    engine_threads: int = Field(1, ge=1, description="threads inside one engine run")
+    engine_threads: int | None = Field(
+        None,
+        ge=1,
+        description="threads inside one engine run; if absent, what was tuned for this CPU, or 1",
+    )
     max_queue_ms: float = Field(50, gt=0, description="most predicted time in the batch queue")
     max_in_flight: int = Field(
         1_024, ge=1, description="most requests in flight; fewer while the loop is behind"

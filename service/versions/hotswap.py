@@ -33,7 +33,7 @@ _REST = 8.0
 def open_version(
     bundle: Bundle,
     *,
-    threads: int,
+    threads: int | None,
     max_queue_s: float,
     backend: BackendChoice = "auto",
     precision: PrecisionChoice = "auto",

@@ -19,21 +19,10 @@ from service.inference.backends.cuda import Unavailable
 from service.inference.backends.openvino import OpenVino
 from service.inference.backends.pipeline import PLACES
 from service.inference.backends.plans import PlanCache
+from service.inference.backends.ways import Ways, precision_of
 from service.inference.parity import Golden, check_parity
 
 _log = logging.getLogger("ranker.rungs")
-_PRECISIONS: dict[BackendKind, tuple[str, ...]] = {
-    "tensorrt": ("int8", "fp8", "fp16", "fp32"),
-    "onnx-cuda": ("fp16", "fp32"),
-    "openvino": ("fp32",),
-    "onnx-cpu": ("fp32",),
-}
-"""The kinds in the order in which they are tried, each with its graphs, best first."""
-_ASKED_FOR: dict[BackendKind, tuple[str, ...]] = {
-    "openvino": ("int8-cpu",),
-    "onnx-cpu": ("int8-cpu",),
-}
-"""Graphs for a setting alone: what they gain in time has not been measured."""
 _RUNS: dict[BackendKind, int] = {
     "tensorrt": PLACES,
     # which runs a bucket plainly twice before it captures it
@@ -133,26 +122,24 @@ def open_rungs(
     *,
     choice: BackendChoice = "auto",
     precision: PrecisionChoice = "auto",
-    threads: int = 1,
+    threads: int | None = None,
     plans: Path | None = None,
 ) -> list[Backend]:
     """The engines of a bundle on this host, best first, each within its golden tolerance.
 
-    `auto` takes what there is, and of TensorRT only a plan that is built. A named engine must
-    open, and keeps ONNX Runtime on the CPU behind it; of a named precision, what must open
-    has a graph. Raises a BundleFault if what must open does not.
+    `auto` takes what there is, of TensorRT only a plan that is built, and on a CPU that the
+    bundle was tuned on what was best there. A named engine must open, and keeps ONNX Runtime
+    on the CPU behind it; of a named precision, what must open has a graph. Raises a
+    BundleFault if what must open does not.
     """
-    kinds = _kinds(choice)
+    ways = Ways.of(bundle.manifest, backend=choice, precision=precision, threads=threads)
+    kinds = ways.kinds(bf16=openvino.has_bf16())
     cache = None if plans is None else PlanCache(plans)
     rungs: list[Backend] = []
     reasons: dict[BackendKind, Unavailable | BundleFault] = {}
     for kind in kinds:
         try:
-            rungs.append(
-                _open_checked(
-                    bundle, golden, kind, threads, cache, precision=precision, build=kind == choice
-                )
-            )
+            rungs.append(_open_checked(bundle, golden, kind, ways, cache, build=kind == choice))
         except (Unavailable, BundleFault) as error:
             reasons[kind] = error
             level = logging.INFO if isinstance(error, Unavailable) else logging.WARNING
@@ -170,13 +157,6 @@ def open_rungs(
     if isinstance(reason, BundleFault):
         raise reason
     raise ManifestFault(f"backend {must} is not at hand: {reason}") from reason
-
-
-def _kinds(choice: BackendChoice) -> tuple[BackendKind, ...]:
-    """What to open, in this order."""
-    if choice == "auto":
-        return tuple(kind for kind in _PRECISIONS if kind != "openvino" or openvino.has_bf16())
-    return (choice,) if choice == "onnx-cpu" else (choice, "onnx-cpu")
 
 
 def build_later(
@@ -199,9 +179,8 @@ def build_later(
     def build() -> None:
         try:
             cache = PlanCache(plans)
-            ready(
-                _open_checked(bundle, golden, "tensorrt", 1, cache, precision=precision, build=True)
-            )
+            ways = Ways(precision=precision)
+            ready(_open_checked(bundle, golden, "tensorrt", ways, cache, build=True))
         except (Unavailable, BundleFault) as error:
             _log.warning("no plan was built", extra={"reason": str(error)})
 
@@ -214,17 +193,16 @@ def _open_checked(
     bundle: Bundle,
     golden: Golden,
     kind: BackendKind,
-    threads: int,
+    ways: Ways,
     plans: PlanCache | None,
     *,
-    precision: PrecisionChoice,
     build: bool = False,
 ) -> Backend:
     """The first precision of the bundle that this engine scores well enough."""
     fault: Unavailable | BundleFault = ManifestFault(
-        f"no graph for {kind} among {sorted(bundle.manifest.graphs)}, precision {precision}"
+        f"no graph for {kind} among {sorted(bundle.manifest.graphs)}, precision {ways.precision}"
     )
-    for source in _sources(bundle, kind, threads, precision=precision, build=build):
+    for source in _sources(bundle, kind, ways, build=build):
         try:
             backend = open_backend(kind, source, plans)
         except (Unavailable, BundleFault) as error:
@@ -249,32 +227,22 @@ def _open_checked(
     raise fault
 
 
-def _sources(
-    bundle: Bundle, kind: BackendKind, threads: int, *, precision: PrecisionChoice, build: bool
-) -> Iterator[Source]:
+def _sources(bundle: Bundle, kind: BackendKind, ways: Ways, *, build: bool) -> Iterator[Source]:
     manifest = bundle.manifest
-    for name in _graph_names(kind, precision):
+    for name in ways.graphs_of(kind):
         if name in manifest.graphs:
             yield Source(
                 name=f"{manifest.name}-{manifest.version}",
-                graph=_read_graph(bundle, manifest.graphs[name]),
-                precision=name.removesuffix("-cpu"),
+                graph=read_graph(bundle, manifest.graphs[name]),
+                precision=precision_of(name),
                 spec=manifest.input,
                 limits=manifest.batch,
-                threads=threads,
+                threads=ways.threads_of(kind),
                 build=build,
             )
 
 
-def _graph_names(kind: BackendKind, precision: PrecisionChoice) -> list[str]:
-    """The graphs of a manifest that an engine may serve, best first."""
-    if precision == "auto":
-        return list(_PRECISIONS[kind])
-    names = (*_ASKED_FOR.get(kind, ()), *_PRECISIONS[kind])
-    return [name for name in names if name.removesuffix("-cpu") == precision]
-
-
-def _read_graph(bundle: Bundle, file: str) -> bytes:
+def read_graph(bundle: Bundle, file: str) -> bytes:
     """A graph's verified bytes; raises ManifestFault if it would read further files."""
     graph = bundle.read(file)
     # in windows, as one search holds the interpreter lock to its end

@@ -18,6 +18,9 @@ from service.encoding.history import MASKED
 from service.encoding.items import ITEM1, ItemTable
 from service.encoding.rows import PADDING_ROW, UNKNOWN_ROW, RowSpace
 from service.errors import GoldenFault, ManifestFault
+from service.inference.backends.select import open_rungs
+from service.inference.backends.ways import ON_CPU, cpu_model
+from service.inference.parity import read_golden
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,22 @@ def test_every_file_is_listed_and_reads_back(bundle: Bundle, store: Path) -> Non
         assert bundle.read(file)
     assert bundle.folder == store / "shop" / bundle.manifest.version
     assert [path.name for path in (store / "shop").iterdir()] == [bundle.manifest.version]
+
+
+def test_a_tuned_bundle_is_served_as_it_was_tuned(
+    parts: Ingredients, bundle: Bundle, tmp_path: Path
+) -> None:
+    tuned = pack(parts, tmp_path, tune_s=1e-3)
+    assert tuned.manifest.version == bundle.manifest.version
+    assert bundle.manifest.tuning is None
+    tuning = tuned.manifest.tuning
+    assert tuning is not None
+    assert tuning.cpu == cpu_model()
+    rungs = open_rungs(tuned, read_golden(tuned))
+    kinds = [rung.kind for rung in rungs if rung.kind in ON_CPU]
+    for rung in rungs:
+        rung.close()
+    assert kinds == list(dict.fromkeys([tuning.timings[0].backend, "onnx-cpu"]))
 
 
 def test_the_item_table_and_the_titles_hold_the_logs_items(bundle: Bundle, log: Log) -> None:
