@@ -65,7 +65,8 @@ def open_log(options: argparse.Namespace) -> Log:
     if options.log == "synthetic":
         return synthetic.generate(options.seed, synthetic.Size(shoppers=options.shoppers))
     if options.data is None:
-        raise LogFault("--data is needed: the folder of the log's files")
+        files = "KuaiRand-Pure's Parquet files" if options.log == "kuairand" else "prepare's files"
+        raise LogFault(f"--data is needed: the folder of {files}")
     if options.log == "prepared":
         return prepared.load(options.data)
     return kuairand.load(options.data, held_out_days=options.hold_out_days)

@@ -63,6 +63,7 @@ def shared_service(
         signals_budget_ms="5000",
         redis_timeout_ms="5000",
         max_queue_ms="5000",
+        stall_ms="5000",
     ) as service:
         yield service
 

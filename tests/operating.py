@@ -18,8 +18,9 @@ WIDE = {
     "signals_budget_ms": "10000",
     "redis_timeout_ms": "10000",
     "max_queue_ms": "20000",
+    "stall_ms": "20000",
 }
-"""Deadlines for a busy machine."""
+"""Deadlines for a busy machine, whose engines seem to hang now and then."""
 
 
 class Caller:

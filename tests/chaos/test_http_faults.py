@@ -37,6 +37,7 @@ async def service(proxy: FaultProxy) -> AsyncIterator[LiveService]:
         "redis_timeout_ms": str(TIMEOUT_MS),
         "timeout_ms": str(DEADLINE_MS),
         "max_queue_ms": "5000",
+        "stall_ms": "5000",
     }
     manager = live_service(**settings)
     service = await asyncio.to_thread(manager.__enter__)

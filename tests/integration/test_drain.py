@@ -32,6 +32,7 @@ WIDE = {
     "signals_budget_ms": "5000",
     "redis_timeout_ms": "5000",
     "max_queue_ms": "5000",
+    "stall_ms": "10000",
 }
 
 

@@ -50,6 +50,7 @@ def test_a_newer_table_is_taken_and_a_broken_one_is_not(tmp_path: Path, valkey_u
             items_poll_ms="100",
             signals_budget_ms="5000",
             max_queue_ms="5000",
+            stall_ms="5000",
         ) as service,
         client_of(service) as client,
     ):

@@ -44,6 +44,7 @@ def until(found: Callable[[], list[Any]], process: subprocess.Popen[bytes]) -> l
 def test_prometheus_reads_metrics_exemplars_and_rules(valkey_server: str, tmp_path: Path) -> None:
     needs("prometheus", package="prometheus")
     wide = {"timeout_ms": "10000", "signals_budget_ms": "5000", "redis_timeout_ms": "5000"}
+    wide |= {"stall_ms": "10000", "max_queue_ms": "5000"}
     # spans go to nobody here: ids alone matter
     traced = {"tracing": "otel", "trace_sample": "1", "otlp_url": "http://127.0.0.1:9"}
     port = free_port()

@@ -29,6 +29,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 
 def settings(agent: Agent, redis_url: str, **more: str) -> dict[str, str]:
     wide = {"timeout_ms": "10000", "signals_budget_ms": "5000", "redis_timeout_ms": "5000"}
+    wide |= {"stall_ms": "10000", "max_queue_ms": "5000"}
     tags = {"env": "test", "service": "shop-ranker", "slow_ms": "10000"}
     urls = {"redis_url": redis_url, "agent_url": agent.url, "otlp_url": agent.otlp_url}
     return wide | tags | urls | more
@@ -188,6 +189,7 @@ def test_a_provider_that_is_not_there_does_not_slow_or_break_the_service(
 ) -> None:
     chosen = {"tracing": "otel", "trace_sample": "1", "otlp_url": "http://127.0.0.1:9"}
     wide = {"timeout_ms": "10000", "signals_budget_ms": "5000", "redis_timeout_ms": "5000"}
+    wide |= {"stall_ms": "10000", "max_queue_ms": "5000"}
     with (
         live_service(redis_url=valkey_server, **wide, **chosen) as service,
         client_of(service) as client,
