@@ -83,6 +83,7 @@ def ranges(chosen: Mapping[str, Mapping[str, Range]], path: Path) -> None:
         label = "seen" if name == "seen" else "kept by INT8"
         axes.barh(places, widths, height, left=lows, color=colour, label=label)
     axes.set_yticks(places, [_short(name) for name in chosen], fontsize=7)
+    axes.use_sticky_edges = False
     axes.margins(x=0.05)
     figure.legend(frameon=False, ncols=2, loc="outside lower center")
     _save(figure, path)

@@ -155,7 +155,10 @@ def _summary(found: Findings) -> str:
     passed = [entry for entry in found.made.variants if entry.verdict.passed]
     ours = f"NDCG@10 {network['ndcg10']} and AUC {network['auc']}"
     theirs = f"{baseline['ndcg10']} and {baseline['auc']}"
-    told = [f"On clicks it has {ours}; the best plain order, by {plain}, has {theirs}."]
+    told = [
+        _trained_on(found),
+        f"On clicks it has {ours}; the best plain order, by {plain}, has {theirs}.",
+    ]
     apart = network["ndcg10"].low > baseline["ndcg10"].high
     told.append(
         "The lead in NDCG@10 lies outside both intervals."
@@ -167,17 +170,30 @@ def _summary(found: Findings) -> str:
         ratio = found.full_bytes / len(smallest.graph)
         told.append(
             f"The smallest graph that passes the gate, {smallest.name}, is {ratio:.2f} times "
-            f"smaller and loses {smallest.verdict.ndcg_loss} of NDCG@10."
+            f"smaller than fp32 and loses {smallest.verdict.ndcg_loss} of NDCG@10, where the gate "
+            f"allows {smallest.verdict.limits.max_ndcg_loss:.1%}; below 0 is a gain."
         )
         if (times := found.times_ms.get(smallest.name)) is not None:
-            gains = ", ".join(
-                f"{found.times_ms['fp32'][users] / took:.2f} times ({_users(users)})"
+            each = ", ".join(
+                f"{took:.2f} ms against {found.times_ms['fp32'][users]:.2f} ms for {_users(users)}"
                 for users, took in times.items()
             )
-            told.append(f"On this CPU it has the speed of fp32 {gains}.")
+            told.append(f"On this CPU it takes, against fp32, {each}.")
     failed = [entry.name for entry in found.made.variants if not entry.verdict.passed]
-    told.append(f"{', '.join(failed) if failed else 'None'} failed the gate.")
+    told.append(f"The gate refused {', '.join(failed) if failed else 'no graph'}.")
     return " ".join(told)
+
+
+def _trained_on(found: Findings) -> str:
+    rows = found.log.before(found.log.test_from_ms)
+    first, last = (
+        time.strftime("%d %B %Y", time.gmtime(rows["at_ms"][at] / 1e3)).lstrip("0")
+        for at in (0, -1)
+    )
+    return (
+        f"To learn from, the network had {len(rows):,} impressions of {rows['user'].n_unique():,} "
+        f"users, {first} to {last} (UTC); it is judged on the days after them."
+    )
 
 
 def _best_baseline(figures: Report) -> str:
