@@ -69,7 +69,7 @@ class Forbidden(RequestFault):
 
 
 class Refusal(RankerError):
-    """A valid request that is not served now; `retry_after_s` says when to come back."""
+    """A valid request that is not served now; `retry_after_s` says when to come back, 0 never."""
 
     def __init__(self, detail: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(detail)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import get_args
@@ -30,6 +31,8 @@ from service.versions.loaded import LoadedVersion
 from service.versions.roles import Versions
 from service.versions.swaps import SwapReport
 
+_CLOSE_S = 3.0
+"""The most that the last spans hold up the end of the process."""
 _BREAKER_STATES = ("closed", "half_open", "open")
 _RUNG_STATES = get_args(LaneState)
 
@@ -160,7 +163,14 @@ class Instruments:
             if self._distributions is not None:
                 await asyncio.to_thread(self._distributions.close)
             if self._provider is not None:
-                await asyncio.to_thread(self._provider.close)
+                await asyncio.to_thread(_within, _CLOSE_S, self._provider.close)
+
+
+def _within(seconds: float, close: Callable[[], None]) -> None:
+    """Wait so long for what is sent to a collector, which may be away, and no longer."""
+    thread = threading.Thread(target=close, name="close-provider", daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def _distributions(url: str | None, tags: Tags) -> Distributions | None:

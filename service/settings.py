@@ -151,6 +151,13 @@ class Settings(BaseModel):
     env: str = Field("dev", description="the tag `env` of spans and logs")
 
 
+_TOLD = {
+    "extra_forbidden": "no such setting",
+    "too_short": "at least {min_length} characters are needed",
+}
+"""Pydantic's faults in other words."""
+
+
 def load(
     environment: Mapping[str, str] = os.environ,
     *,
@@ -179,7 +186,7 @@ def load(
     except ValidationError as error:
         lines += [
             f"{PREFIX}{str(fault['loc'][0]).upper()}: "
-            + ("no such setting" if fault["type"] == "extra_forbidden" else fault["msg"])
+            + _TOLD.get(fault["type"], fault["msg"]).format(**fault.get("ctx", {}))
             for fault in error.errors()
         ]
     if lines:

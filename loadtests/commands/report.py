@@ -14,6 +14,8 @@ from loadtests.verdicts.slo import Objective
 from loadtests.verdicts.summary import summarise
 from loadtests.verdicts.text import curve_text, run_text
 
+_MANY = 0.5
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", type=Path)
@@ -40,4 +42,6 @@ def publish(run: Run, folder: Path, objective: Objective, *, curve: Curve | None
     (folder / "report.html").write_text(run_page(run, summary, judged, curve))
     write_log(folder / "latency.hlog", run.samples)
     print(f"{text}\npage: {folder / 'report.html'}")
+    if summary.degraded.get("unknown_items", 0) > _MANY * summary.served:
+        print("most rankings were of items that the model does not know; see --items")
     return judged.verdict

@@ -47,6 +47,9 @@ def times(args: argparse.Namespace) -> FloatArray:
     """Arrival times by the chosen model."""
     chance = np.random.default_rng(args.seed)
     low, high, length = args.rate, args.high, args.duration_s
+    for option in ("rate", "high", "duration_s", "cv", "low_stay_s", "high_stay_s", "half_life_s"):
+        if not getattr(args, option) > 0:
+            raise trace.TraceFault(f"--{option.replace('_', '-')} is not above 0")
     if args.model in {"counts", "stamps"} and args.source is None:
         raise trace.TraceFault(f"{args.model} needs --source")
     match args.model:

@@ -253,7 +253,8 @@ def work(order: Order, parent: Connection) -> None:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         uvloop.run(_work(order, parent))
     except OSError as error:
-        parent.send(f"generator {order.part}: {error}")
+        address = f"{order.target.host}:{order.target.port}"
+        parent.send(f"generator {order.part}, to {address}: {error}")
 
 
 async def _work(order: Order, parent: Connection) -> None:

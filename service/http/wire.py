@@ -37,6 +37,7 @@ _STATUS: tuple[tuple[type[e.RankerError], int, str], ...] = (
 )
 CODES = {code: status for _, status, code in _STATUS} | {"internal": 500}
 _NAMED_FIELD = re.compile(r"(?:missing required|unknown) field `(.+)`")
+_PATTERN = re.compile(r"matching regex .*", re.DOTALL)
 _RETRYABLE = frozenset({429, 503, 504})
 
 
@@ -111,15 +112,16 @@ def problem_of(error: Exception, request_id: str) -> Problem:
         (500, "internal"),
     )
     detail = str(error) if status != HTTPStatus.INTERNAL_SERVER_ERROR else "a bug; see the log"
+    retry_after_s = getattr(error, "retry_after_s", 1.0) if status in _RETRYABLE else 0.0
     return Problem(
         title=HTTPStatus(status).phrase,
         status=status,
         detail=detail,
         code=code,
         request_id=request_id,
-        retryable=status in _RETRYABLE,
+        retryable=retry_after_s > 0,
         field=error.field if isinstance(error, e.RequestFault) else "",
-        retry_after_s=getattr(error, "retry_after_s", 1.0) if status in _RETRYABLE else 0.0,
+        retry_after_s=retry_after_s,
     )
 
 
@@ -172,6 +174,7 @@ def fault_of(error: msgspec.DecodeError | UnicodeDecodeError) -> e.RequestFault:
     if not isinstance(error, msgspec.ValidationError):
         return e.MalformedBody(f"the body is not valid JSON: {error}")
     reason, _, path = str(error).partition(" - at `$")
+    reason = _PATTERN.sub("of the form that the documentation tells", reason)
     path = path.rstrip("`")
     named = _NAMED_FIELD.search(reason)
     if named is not None:

@@ -28,7 +28,9 @@ async def flame_graph(seconds: int) -> bytes:
     assert 1 <= seconds <= MOST_S
     found = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if found is None:
-        raise NotReady("py-spy is not installed: it comes with the extra `profile`")
+        raise NotReady(
+            "py-spy is not installed: it comes with the extra `profile`", retry_after_s=0
+        )
     async with _one_at_a_time:
         with tempfile.TemporaryDirectory(prefix="ranker-profile-") as folder, _traceable():
             picture = Path(folder, "flame.svg")
@@ -42,7 +44,8 @@ async def flame_graph(seconds: int) -> bytes:
             )
             _, words = await process.communicate()
             if process.returncode:
-                raise NotReady(f"py-spy cannot sample: {words.decode(errors='replace').strip()}")
+                told = words.decode(errors="replace").strip()
+                raise NotReady(f"py-spy cannot sample: {told}", retry_after_s=0)
             return await asyncio.to_thread(picture.read_bytes)
 
 

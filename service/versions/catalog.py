@@ -55,9 +55,14 @@ class Catalog:
         for path in self.store.glob(f"*/*/{MANIFEST}"):
             if path.parent.parent.name == name:
                 try:
-                    found.append(Bundle.open(path.parent))
+                    bundle = Bundle.open(path.parent)
                 except BundleFault as error:
                     self.refused[path.parent.name] = str(error)
+                    continue
+                if (version := bundle.manifest.version) == path.parent.name:
+                    found.append(bundle)
+                else:
+                    self.refused[path.parent.name] = f"its manifest is that of {version}"
         return found
 
     def open(self, name: str, version: str) -> Bundle:

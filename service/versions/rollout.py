@@ -97,12 +97,20 @@ def promoted(wish: Wish, version: str) -> Wish:
 
 
 def rolled_back(wish: Wish) -> Wish:
-    """The canary goes; where there is none, the previous version answers again."""
+    """The canary goes; where there is none, the previous version answers again.
+
+    A shadow of the version that answers again has nothing left to show, and goes.
+    """
     if wish.canary is not None:
         return msgspec.structs.replace(wish, canary=None)
     if wish.previous is None:
         raise RequestFault("there is no canary to end and no previous version to go back to")
-    return msgspec.structs.replace(wish, primary=wish.previous, previous=wish.primary)
+    shadow = wish.shadow
+    if shadow is not None and shadow.version == wish.previous:
+        shadow = None
+    return msgspec.structs.replace(
+        wish, primary=wish.previous, previous=wish.primary, shadow=shadow
+    )
 
 
 def with_canary(wish: Wish, canary: CanaryWish | None, *, now_ms: int) -> Wish:

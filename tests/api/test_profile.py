@@ -2,7 +2,11 @@ import time
 from threading import Thread
 
 import httpx
+import pytest
 
+from service.errors import NotReady
+from service.http.wire import problem_of
+from service.telemetry.profile import flame_graph
 from tests.live import LiveService, client_of, live_service
 
 TOKEN = "a-token-of-the-tests-alone"
@@ -39,3 +43,13 @@ def test_without_a_token_nobody_profiles(api: httpx.Client) -> None:
     answer = api.get("/v1/profile", headers=BEARER)
     assert answer.status_code == 403
     assert "RANKER_ADMIN_TOKEN" in answer.json()["detail"]
+
+
+async def test_a_process_that_cannot_be_sampled_says_so_and_that_waiting_is_no_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(NotReady, match="extra `profile`") as raised:
+        await flame_graph(1)
+    problem = problem_of(raised.value, "r")
+    assert (problem.status, problem.retryable, problem.retry_after_s) == (503, False, 0.0)

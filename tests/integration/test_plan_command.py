@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.__main__ import main
 from models.calibrate import observe
+from models.cli import main
 from models.dataset import Examples
 from models.plan import build_plans
 from models.variants import KINDS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models.__main__ import main
+from models.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG = ["--log", "synthetic", "--shoppers", "40", "--seed", "4"]

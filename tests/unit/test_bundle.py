@@ -146,3 +146,6 @@ def test_a_bundle_in_another_versions_place_is_refused(tmp_path: Path, spec: Inp
     pack(tmp_path, spec).rename(tmp_path / "shop" / "v2")
     with pytest.raises(ManifestFault, match="holds the manifest of shop/v1"):
         Catalog(tmp_path).open("shop", "v2")
+    catalog = Catalog(tmp_path)
+    assert catalog.versions("shop") == []
+    assert catalog.refused == {"v2": "its manifest is that of v1"}

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from loadtests.__main__ import main as loadtests
 from loadtests.traces import arrivals, importers, synth, trace
 from loadtests.traces.shape import Shape, faster, loop, superpose, times_s
 from loadtests.traces.trace import Record, TraceFault
@@ -289,3 +290,13 @@ def test_every_record_of_a_trace_is_one_json_object_a_line(tmp_path: Path) -> No
 
     lines = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
     assert lines[1] == {"timestamp": 1, "user": "u1", "items_seed": 1, "items_count": 3}
+
+
+@pytest.mark.parametrize("option", ["--rate", "--high", "--duration-s", "--cv"])
+def test_a_model_of_nothing_is_refused_with_its_option(
+    tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["loadtests", "synth", "poisson", str(tmp_path / "t.jsonl"), option, "-4"]
+    monkeypatch.setattr("sys.argv", words)
+    assert loadtests() == 2
+    assert capsys.readouterr().err == f"synth: {option} is not above 0\n"

@@ -55,6 +55,13 @@ def test_a_promotion_ends_the_canary_and_its_own_shadow() -> None:
     assert wish.shadow is None
 
 
+def test_a_rollback_ends_the_shadow_of_the_version_that_answers_again() -> None:
+    shadowed = rollout.with_shadow(BASE, ShadowWish(version="v0"))
+    assert rollout.rolled_back(shadowed).shadow is None
+    other = rollout.with_shadow(BASE, ShadowWish(version="v2"))
+    assert rollout.rolled_back(other).shadow == ShadowWish(version="v2")
+
+
 def test_a_rollback_ends_the_canary_first() -> None:
     wish = rollout.with_canary(BASE, CanaryWish(version="v2", steps=(5.0,)), now_ms=1)
     wish = rollout.rolled_back(wish)

@@ -31,6 +31,12 @@ def test_all_faults_are_listed_together() -> None:
     assert lines[3].endswith("no such setting")
 
 
+def test_a_short_secret_is_told_without_telling_it() -> None:
+    with pytest.raises(SettingsFault) as fault:
+        load({"RANKER_ADMIN_TOKEN": "hunter2"})
+    assert str(fault.value) == "RANKER_ADMIN_TOKEN: at least 16 characters are needed"
+
+
 def test_secrets_are_masked() -> None:
     settings = load({"RANKER_REDIS_URL": "redis://:hunter2@h/0", "RANKER_API_KEYS": "k1, k2"})
     assert "hunter2" not in repr(settings)

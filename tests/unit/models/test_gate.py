@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from models.__main__ import main
 from models.build import Checkpoint, EvaluatedSlates, gather
+from models.cli import main
 from models.compress import Subject, with_variants, write_variants
 from models.export import to_onnx
 from models.gate import LIMITS, GateFault, Limits, judge, kendall_tau

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from models.__main__ import main
+from models.cli import main
 from models.log import Log, LogFault
 from models.mapping import read_mapping
 from models.prepare import prepare

@@ -3,7 +3,7 @@
 import pytest
 
 from models import tune as tuning
-from models.__main__ import _parser
+from models.cli import _parser
 from models.tune import cost, sizes_of, tune, ways
 from service.bundle import Bundle, Timing
 from service.errors import BackendRecoverable, ManifestFault
