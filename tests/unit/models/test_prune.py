@@ -107,11 +107,14 @@ def test_two_of_four_weights_are_zero_and_the_larger_two_stay(network: Network) 
 
 
 def test_each_experiment_is_trained_on_and_judged(
-    log: Log, checkpoint: Checkpoint, slates: EvaluatedSlates
+    log: Log, checkpoint: Checkpoint, slates: EvaluatedSlates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    whole, *_, halved, _, _ = every = prune.experiments(checkpoint.network)
+    assert len(every) == 5
+    monkeypatch.setattr(prune, "experiments", lambda _: [whole, halved])
     outcomes = prune.run(log, checkpoint, epochs=1)
     names = [outcome.name for outcome in outcomes]
-    assert names[:2] == ["whole", "whole, trained on"]
+    assert names == ["whole", "whole, trained on", "32 of 64 columns"]
     assert outcomes[0].verdict.ndcg_loss.value == 0
     assert min(outcome.size_bytes for outcome in outcomes) < outcomes[0].size_bytes
     assert {outcome.verdict.slates for outcome in outcomes} == {len(slates.shown)}
