@@ -7,8 +7,9 @@ RUN := $(VENV)/.installed-run
 LOAD := $(VENV)/.installed-load
 DEV := $(VENV)/.installed-dev
 AGENT := .venv-agent/bin/ddapm-test-agent
+PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help serve demo test lint bench lock clean
+.PHONY: help serve demo test cover lint bench lock clean
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
@@ -21,8 +22,12 @@ demo: $(LOAD)  ## Three visitors, what they click, and how their slates move
 test:  ## Set up, check style, types and layers, and run the tests
 	@$(MAKE) --no-print-directory --jobs=2 $(DEV) $(AGENT)
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m "not alone" --cov --cov-report=
-	$(BIN)/python -m pytest -m alone --cov --cov-append --cov-report=term:skip-covered
+	$(PYTEST) --numprocesses auto --dist loadfile -m "not alone"
+	$(PYTEST) -m alone
+
+cover: $(DEV) $(AGENT)  ## The tests once more, with the coverage of service and models
+	$(PYTEST) --numprocesses auto --dist loadfile -m "not alone" --cov --cov-report=
+	$(PYTEST) -m alone --cov --cov-append --cov-report=term:skip-covered
 
 lint: $(DEV)  ## Style, types and layers
 	$(BIN)/ruff check .
