@@ -74,6 +74,8 @@ class Follower:
         self._attempts = 0
         self._retry_at_s = 0.0
         self._lost_looks = 0
+        self._shared = Wish()
+        """The last wish of the whole fleet; `wish` may be this replica's alone."""
 
     async def run(self) -> None:
         """Look, converge and judge, for ever."""
@@ -121,7 +123,7 @@ class Follower:
             return
         self._lost_looks = 0
         wished = rollout.signed(
-            self.wish, after=self.wish, act="restore", reason="it was lost", by=self.replica
+            self._shared, after=self._shared, act="restore", reason="it was lost", by=self.replica
         )
         if await self._fleet.replace(wished):
             _log.warning("wish restored", extra={"generation": wished.generation})
@@ -134,9 +136,11 @@ class Follower:
             self._swaps.versions.fault = f"{type(error).__name__}: {error}"
             return []
 
-    def _adopt(self, wish: Wish) -> None:
+    def _adopt(self, wish: Wish, *, shared: bool = True) -> None:
         """Make a wish one's own; an older one on its way is given up."""
         self.wish = wish
+        if shared:
+            self._shared = wish
         self._attempts = 0
         self._traffic.follow(wish.canary, wish.primary)
         self.shadow.follow(wish.shadow)
@@ -241,10 +245,14 @@ class Follower:
         if scope == "replica":
             local = rollout.signed(change(self.wish), after=self.wish, act=act, reason="", by=by)
             local = msgspec.structs.replace(local, generation=self.wish.generation)
-            self._adopt(local)
+            self._adopt(local, shared=False)
             return local
         for _ in range(_TRIES):
-            now = (await self._fleet.look(None)).wish or self.wish
+            seen = await self._fleet.look(None)
+            now = seen.wish or self._shared
+            newer = any(other.generation > now.generation for other in seen.replicas)
+            if seen.wish is None and newer:
+                raise Conflict("the fleet's wish was lost, and others know a newer one; try again")
             wished = rollout.signed(change(now), after=now, act=act, reason="asked for", by=by)
             if await self._fleet.replace(wished):
                 self._adopt(wished)
