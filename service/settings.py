@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
 
 from service.domain import BackendChoice, PrecisionChoice
 from service.errors import RankerError
@@ -151,11 +152,14 @@ class Settings(BaseModel):
     env: str = Field("dev", description="the tag `env` of spans and logs")
 
 
-_TOLD = {
-    "extra_forbidden": "no such setting",
-    "too_short": "at least {min_length} characters are needed",
-}
-"""Pydantic's faults in other words."""
+def _words(fault: ErrorDetails) -> str:
+    """Pydantic's words, or plainer ones."""
+    match fault["type"]:
+        case "extra_forbidden":
+            return "no such setting"
+        case "too_short":
+            return f"at least {fault['ctx']['min_length']} characters are needed"
+    return fault["msg"]
 
 
 def load(
@@ -185,9 +189,7 @@ def load(
         settings = Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         lines += [
-            f"{PREFIX}{str(fault['loc'][0]).upper()}: "
-            + _TOLD.get(fault["type"], fault["msg"]).format(**fault.get("ctx", {}))
-            for fault in error.errors()
+            f"{PREFIX}{str(fault['loc'][0]).upper()}: {_words(fault)}" for fault in error.errors()
         ]
     if lines:
         raise SettingsFault("\n".join(sorted(lines)))

@@ -37,6 +37,11 @@ def test_a_short_secret_is_told_without_telling_it() -> None:
     assert str(fault.value) == "RANKER_ADMIN_TOKEN: at least 16 characters are needed"
 
 
+def test_a_wrong_name_is_told_with_the_pattern_that_it_must_fit() -> None:
+    with pytest.raises(SettingsFault, match=r"RANKER_REPLICA: .*pattern.*\{0,199\}"):
+        load({"RANKER_REPLICA": "b d"})
+
+
 def test_secrets_are_masked() -> None:
     settings = load({"RANKER_REDIS_URL": "redis://:hunter2@h/0", "RANKER_API_KEYS": "k1, k2"})
     assert "hunter2" not in repr(settings)
