@@ -11,7 +11,7 @@ import msgspec
 import torch
 from tqdm import tqdm
 
-from models.dataset import Examples, Shown, Tables, encode_log, shown_slates
+from models.dataset import Examples, Shown, Tables, encode_log, slates_before_test
 from models.evaluate import Report, as_markdown, evaluate, plain_baselines
 from models.leaks import check_no_leak
 from models.log import Log, LogFault
@@ -86,8 +86,7 @@ def train(
     """
     log.check()
     space = RowSpace(preset.input_spec())
-    before = [slate for slate in shown_slates(log.impressions) if slate.at_ms < log.test_from_ms]
-    examples = encode_log(log, space, before)
+    examples = encode_log(log, space, slates_before_test(log))
     held_out = examples.at_ms >= log.validate_from_ms
     if held_out.all():
         raise LogFault("impressions.at_ms: nothing before the validation days")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from models.build import Checkpoint
-from models.dataset import Examples, encode_log, shown_slates
+from models.dataset import Examples, encode_log, slates_before_test
 from models.export import to_onnx
 from models.log import Log, LogFault
 from models.pack import Ingredients
@@ -43,7 +43,7 @@ class Subject(msgspec.Struct, frozen=True):
 
 def calibration_slates(log: Log, spec: InputSpec) -> Examples:
     """The last slates before the test days; raises LogFault if there are none."""
-    before = [slate for slate in shown_slates(log.impressions) if slate.at_ms < log.test_from_ms]
+    before = slates_before_test(log)
     if not before:
         raise LogFault("impressions.at_ms: nothing before the test days to calibrate on")
     return encode_log(log, RowSpace(spec), before[-CALIBRATION_SLATES:])

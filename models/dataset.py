@@ -113,6 +113,11 @@ def shown_slates(impressions: pl.DataFrame) -> list[Shown]:
     ]
 
 
+def slates_before_test(log: Log) -> list[Shown]:
+    """Those that begin before the test days."""
+    return [slate for slate in shown_slates(log.impressions) if slate.at_ms < log.test_from_ms]
+
+
 def replay(log: Log, slates: list[Shown]) -> Iterator[tuple[Shown, list[Signal]]]:
     """Each slate with its user's signals, newest first, from events strictly before it."""
     signals: dict[str, list[Signal]] = defaultdict(

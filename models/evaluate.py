@@ -12,6 +12,7 @@ from models.log import Log
 from models.metrics import SlateFigures, Values
 from models.network import Network
 from models.rates import item_columns
+from models.tables import markdown
 from models.train import score
 from service.bundle import OutputSpec
 from service.encoding.history import MASKED
@@ -117,12 +118,12 @@ def without_history(examples: Examples) -> Examples:
 
 
 def as_markdown(report: Report) -> str:
-    rows = ["| scorer | label | NDCG@10 | AUC | GAUC |", "|---|---|---|---|---|"]
-    for scorer, labels in report.items():
-        for label, metrics in labels.items():
-            cells = " | ".join(str(metrics[name]) for name in METRICS)
-            rows.append(f"| {scorer} | {label} | {cells} |")
-    return "\n".join(rows)
+    rows = [
+        (scorer, label, *(str(metrics[name]) for name in METRICS))
+        for scorer, labels in report.items()
+        for label, metrics in labels.items()
+    ]
+    return markdown(("scorer", "label", "NDCG@10", "AUC", "GAUC"), rows)
 
 
 def _scores(network: Network, examples: Examples, output: OutputSpec) -> Mapping[str, Values]:

@@ -18,12 +18,13 @@ from tqdm import tqdm
 from models import speed
 from models.blocks import Block, FoldedAttention, HeadedAttention
 from models.build import Checkpoint, choose_slates
-from models.dataset import encode_log, shown_slates
+from models.dataset import encode_log, slates_before_test
 from models.export import to_onnx
 from models.gate import LIMITS, Verdict, judge
 from models.log import Log
 from models.network import Network
 from models.session import score_graph
+from models.tables import markdown
 from models.train import fit
 from service.bundle import OutputSpec
 from service.encoding.rows import RowSpace
@@ -68,9 +69,7 @@ def experiments(network: Network) -> list[Experiment]:
 def run(log: Log, checkpoint: Checkpoint, *, epochs: int, device: str = "cpu") -> list[Outcome]:
     """Every experiment, after training on for so many epochs; shows progress."""
     network, output = checkpoint.network, OutputSpec()
-    before = [slate for slate in shown_slates(log.impressions) if slate.at_ms < log.test_from_ms]
-    space = RowSpace(network.preset.input_spec())
-    train = encode_log(log, space, before)
+    train = encode_log(log, RowSpace(network.preset.input_spec()), slates_before_test(log))
     test = choose_slates(log, network.preset).encoded
     recipe = msgspec.structs.replace(
         checkpoint.recipe,
@@ -86,14 +85,14 @@ def run(log: Log, checkpoint: Checkpoint, *, epochs: int, device: str = "cpu") -
             cut.preset, recipe, train, None, device=device, start=cut, keep=experiment.keep
         )
         graphs[experiment.name] = to_onnx(trained)
-    reference = score_graph(graphs["whole"], test)
+    logits = {name: score_graph(graph, test) for name, graph in graphs.items()}
     times_ms = speed.compare(graphs, test)
     return [
         Outcome(
             name,
             len(graph),
             times_ms[name],
-            judge(reference, score_graph(graph, test), test, output, LIMITS["int8"]),
+            judge(logits["whole"], logits[name], test, output, LIMITS["int8"]),
         )
         for name, graph in graphs.items()
     ]
@@ -176,7 +175,7 @@ def as_markdown(outcomes: list[Outcome]) -> str:
         ]
         for outcome in outcomes
     ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+    return markdown(head, rows)
 
 
 def paired_blocks(old: Network, new: Network) -> list[tuple[Block, Block]]:

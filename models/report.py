@@ -5,7 +5,6 @@ Tells figures of slates, never who or what was in them.
 
 from __future__ import annotations
 
-import platform
 import shlex
 import time
 from collections.abc import Iterator
@@ -21,9 +20,11 @@ from models.compress import Subject, calibration_slates
 from models.evaluate import Report, as_markdown, evaluate, plain_baselines
 from models.log import Log
 from models.metrics import SlateFigures
-from models.session import score_graph
+from models.tables import markdown
 from models.variants import KINDS, Made, make_variants
+from service.domain import Float32Array
 from service.encoding.slate import blend
+from service.inference.backends.ways import cpu_model
 
 WORST = 8
 NO_DEVICE = "not yet measured on hardware"
@@ -89,16 +90,9 @@ def _find(log: Log, checkpoint: Checkpoint) -> Findings:
         made = make_variants(subject.graph, calibration, slates.encoded, subject.output)
     label = slates.encoded.click.astype(np.float64)
 
-    def each_slate(graph: bytes, *, fused: bool) -> SlateFigures:
-        logits = score_graph(graph, slates.encoded, fused=fused)
+    def each_slate(logits: Float32Array) -> SlateFigures:
         return SlateFigures(blend(logits, subject.output), label, slates.encoded.tile_user)
 
-    with step("score each slate again"):
-        reference = each_slate(subject.graph, fused=True)
-        by_variant = {
-            entry.name: each_slate(entry.graph, fused=KINDS[entry.name].on_cpu)
-            for entry in made.variants
-        }
     with step("time the graphs for the CPU"):
         on_cpu = {e.name: e.graph for e in made.variants if KINDS[e.name].on_cpu}
         times_ms = speed.compare({"fp32": subject.graph, **on_cpu}, slates.encoded)
@@ -109,14 +103,15 @@ def _find(log: Log, checkpoint: Checkpoint) -> Findings:
         made=made,
         full_bytes=len(subject.graph),
         times_ms=times_ms,
-        reference=reference,
-        by_variant=by_variant,
+        reference=each_slate(made.reference),
+        by_variant={entry.name: each_slate(entry.logits) for entry in made.variants},
         steps_s=steps_s,
     )
 
 
 def _sections(found: Findings, command: str) -> list[str]:
     preset = found.checkpoint.network.preset
+    cpu = cpu_model() or "an unknown CPU"
     title = f"# {found.log.name}: width {preset.width}, {preset.encoder_layers} encoder layers"
     training = (
         "![training](training.png)"
@@ -134,7 +129,7 @@ def _sections(found: Findings, command: str) -> list[str]:
         _variants(found),
         "![size and quality](variants.png)",
         "![time of a batch](latency.png)",
-        f"Times are of {_cpu()}, ONNX Runtime, one thread, the graphs in turn in one process.",
+        f"Times are of {cpu}, ONNX Runtime, one thread, the graphs in turn in one process.",
         "## Slates",
         "![change of each slate](changes.png)",
         _worst(found),
@@ -144,7 +139,7 @@ def _sections(found: Findings, command: str) -> list[str]:
         "## Training",
         training,
         "## Time",
-        _table(("step", "s"), ((name, f"{took:.1f}") for name, took in found.steps_s.items())),
+        markdown(("step", "s"), ((name, f"{took:.1f}") for name, took in found.steps_s.items())),
     ]
 
 
@@ -219,7 +214,7 @@ def _variants(found: Findings) -> str:
                 *_times(found, entry.name),
             )
         )
-    return _table((*head, *(f"ms, {_users(count)}" for count in users)), rows)
+    return markdown((*head, *(f"ms, {_users(count)}" for count in users)), rows)
 
 
 def _times(found: Findings, name: str) -> list[str]:
@@ -245,7 +240,7 @@ def _worst(found: Findings) -> str:
         for at in places.tolist()
     ]  # fmt: skip
     head = ("why", "slate", "candidates", "clicked", "NDCG@10, fp32", f"NDCG@10, {name or 'fp32'}")
-    return _table(head, rows)
+    return markdown(head, rows)
 
 
 def _users(count: int) -> str:
@@ -261,15 +256,3 @@ def _without_folders(command: str) -> str:
 
 def _has_losses(checkpoint: Checkpoint) -> bool:
     return bool(checkpoint.epochs) and all("loss" in epoch for epoch in checkpoint.epochs)
-
-
-def _cpu() -> str:
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()} with {len(names) or 1} cores"
-
-
-def _table(head: tuple[str, ...], rows: object) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]  # type: ignore[misc]
-    return "\n".join(f"| {' | '.join(row)} |" for row in lines)

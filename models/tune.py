@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from models.tables import markdown
 from service.bundle import Bundle, Timing, Tuning
 from service.domain import BackendKind
 from service.encoding.batch import Batch
@@ -131,9 +132,8 @@ def as_table(tuning: Tuning) -> str:
         [entry.backend, entry.graph, str(entry.threads), *(f"{ms:.3f}" for ms in entry.p50_ms)]
         for entry in tuning.timings
     ]
-    lines = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
     versions = ", ".join(f"{name} {number}" for name, number in tuning.libraries.items())
-    return "\n".join([f"{tuning.cpu}; {versions}", *lines])
+    return f"{tuning.cpu}; {versions}\n{markdown(head, rows)}"
 
 
 def _open(bundle: Bundle, way: Way, golden: Golden) -> Backend:

@@ -23,6 +23,7 @@ from models.quantize import (
 )
 from models.session import score_graph
 from service.bundle import OutputSpec
+from service.domain import Float32Array
 
 Rewrite = Callable[[bytes, Mapping[str, Seen]], bytes]
 
@@ -66,6 +67,8 @@ class Variant(msgspec.Struct, frozen=True):
     precision: str
     use: str
     graph: bytes
+    logits: Float32Array
+    """Of the slates that it was judged on [N, T, 2]."""
     verdict: Verdict
 
     def summary(self) -> dict[str, object]:
@@ -84,6 +87,8 @@ class Made(msgspec.Struct, frozen=True):
 
     variants: list[Variant]
     seen: dict[str, Seen]
+    reference: Float32Array
+    """The fp32 graph's logits of the slates that all were judged on [N, T, 2]."""
 
     def check(self) -> None:
         """Raise GateFault where a variant failed."""
@@ -125,9 +130,9 @@ def make_variants(
         rewritten = kind.rewrite(graph, seen)
         logits = score_graph(rewritten, test, name=name, fused=kind.on_cpu)
         verdict = judge(reference, logits, test, output, LIMITS[kind.precision])
-        made.append(Variant(name, kind.precision, kind.use, rewritten, verdict))
+        made.append(Variant(name, kind.precision, kind.use, rewritten, logits, verdict))
         tqdm.write(as_line(made[-1], len(graph)))
-    return Made(made, seen)
+    return Made(made, seen, reference)
 
 
 def as_line(variant: Variant, full_bytes: int) -> str:

@@ -134,7 +134,8 @@ def run(args: argparse.Namespace) -> int:
         )
         done = kept(records, wire, plan, url=what.url, args=args)
     verdict = publish(done, args.out, arguments.objective(args))
-    if missing := [word for word in VERSIONS if word not in summarise(done.samples).versions]:
+    served = summarise(done.samples).versions
+    if missing := [word for word in VERSIONS if word not in served]:
         print(f"verdict: INVALID, as nothing was served by {', '.join(missing)}")
         return Verdict.INVALID
     return verdict

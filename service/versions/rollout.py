@@ -91,7 +91,7 @@ def promoted(wish: Wish, version: str) -> Wish:
         primary=version,
         previous=wish.primary,
         canary=None,
-        shadow=None if wish.shadow and wish.shadow.version == version else wish.shadow,
+        shadow=_shadow_beside(wish, version),
         standby=None if wish.standby == version else wish.standby,
     )
 
@@ -105,11 +105,11 @@ def rolled_back(wish: Wish) -> Wish:
         return msgspec.structs.replace(wish, canary=None)
     if wish.previous is None:
         raise RequestFault("there is no canary to end and no previous version to go back to")
-    shadow = wish.shadow
-    if shadow is not None and shadow.version == wish.previous:
-        shadow = None
     return msgspec.structs.replace(
-        wish, primary=wish.previous, previous=wish.primary, shadow=shadow
+        wish,
+        primary=wish.previous,
+        previous=wish.primary,
+        shadow=_shadow_beside(wish, wish.previous),
     )
 
 
@@ -176,6 +176,11 @@ def check_steps(steps: Sequence[float]) -> None:
     """Raise RequestFault unless the percentages ascend within 0 to 100."""
     if not steps or list(steps) != sorted(set(steps)) or steps[0] <= 0 or steps[-1] > 100:
         raise RequestFault("percentages must ascend, above 0 and at most 100", field="steps")
+
+
+def _shadow_beside(wish: Wish, primary: str) -> ShadowWish | None:
+    """The shadow, unless it is of the version that is to answer."""
+    return None if wish.shadow and wish.shadow.version == primary else wish.shadow
 
 
 def _check_other(wish: Wish, version: str) -> None:
