@@ -50,6 +50,11 @@ class FleetState(msgspec.Struct, frozen=True):
     wish: Wish | None
     replicas: tuple[Replica, ...]
 
+    @property
+    def newest(self) -> int:
+        """The newest generation that a replica says it knows."""
+        return max((replica.generation for replica in self.replicas), default=0)
+
 
 class Fleet(Protocol):
     """Where the shared state lies; each call raises FleetFault."""
@@ -59,9 +64,10 @@ class Fleet(Protocol):
         ...
 
     async def replace(self, wish: Wish) -> bool:
-        """Write a wish; False unless it follows the one that is there, or there is none.
+        """Write a wish; False unless it is newer than the one that is there.
 
-        Where there is none, the state was lost, and the wish goes on from what replicas know.
+        Two that follow the same one have the same generation, so the second is not written; a
+        store that has forgotten takes what replicas still know.
         """
         ...
 
@@ -100,7 +106,7 @@ class RedisFleet:
         """See Fleet."""
         try:
             done = await self._client.eval(
-                _REPLACE, 1, self._wish, wish.generation - 1, msgspec.json.encode(wish)
+                _REPLACE, 1, self._wish, wish.generation, msgspec.json.encode(wish)
             )
         except (RedisError, OSError, TimeoutError) as error:
             raise FleetFault(f"Redis: {error}") from error
@@ -116,7 +122,7 @@ class RedisFleet:
 
 _REPLACE = """
 local now = redis.call('GET', KEYS[1])
-if now and cjson.decode(now)['generation'] ~= tonumber(ARGV[1]) then return 0 end
+if now and cjson.decode(now)['generation'] >= tonumber(ARGV[1]) then return 0 end
 redis.call('SET', KEYS[1], ARGV[2])
 return 1
 """
@@ -158,7 +164,7 @@ class FileFleet:
             with self._wish.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 now = _decode_wish(self._wish.read_bytes() if self._wish.exists() else None)
-                if now is not None and wish.generation != now.generation + 1:
+                if now is not None and now.generation >= wish.generation:
                     return False
                 _write(self._wish, msgspec.json.format(msgspec.json.encode(wish), indent=2))
         except OSError as error:

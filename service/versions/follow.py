@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -28,6 +29,9 @@ _LOST_LOOKS = 8
 """So often a wish must be missing before it is written again: others report meanwhile."""
 _RETRY_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 Scope = Literal["fleet", "replica"]
+
+
+_generation = attrgetter("generation")
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,10 +120,9 @@ class Follower:
         The replica that knows the newest wish does it, one generation on, so that replicas
         that started meanwhile follow.
         """
-        lost = self.wish.generation > 0 and self.seen.wish is None and not self.fault
-        self._lost_looks = self._lost_looks + 1 if lost else 0
-        newest = max((other.generation for other in self.seen.replicas), default=0)
-        if self._lost_looks < _LOST_LOOKS or newest > self.wish.generation:
+        known, stored = self._shared.generation, self.seen.wish or Wish()
+        self._lost_looks = self._lost_looks + 1 if stored.generation < known else 0
+        if self._lost_looks < _LOST_LOOKS or self.fault or self.seen.newest > known:
             return
         self._lost_looks = 0
         wished = rollout.signed(
@@ -249,10 +252,10 @@ class Follower:
             return local
         for _ in range(_TRIES):
             seen = await self._fleet.look(None)
-            now = seen.wish or self._shared
-            newer = any(other.generation > now.generation for other in seen.replicas)
-            if seen.wish is None and newer:
-                raise Conflict("the fleet's wish was lost, and others know a newer one; try again")
+            now = max(self._shared, seen.wish or self._shared, key=_generation)
+            if seen.newest > now.generation:  # lost, and written again by who knows it
+                await asyncio.sleep(self._poll_s)
+                continue
             wished = rollout.signed(change(now), after=now, act=act, reason="asked for", by=by)
             if await self._fleet.replace(wished):
                 self._adopt(wished)

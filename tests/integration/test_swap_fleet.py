@@ -104,6 +104,37 @@ def test_a_wish_that_redis_forgot_is_written_again_and_can_be_changed(
     eventually(lambda: all(roles(client)["primary"] == "v2" for client in (first, second, third)))
 
 
+def test_a_store_that_comes_back_with_an_older_wish_is_told_the_newer_one(
+    fleet: list[tuple[LiveService, httpx.Client]], valkey_url: str
+) -> None:
+    (_, first), (_, second), (_, third) = fleet
+    with redis.Redis.from_url(valkey_url) as store:
+        act(first, "promote", version="v2")
+        eventually(lambda: generation(third) == 1)
+        older = store.get("fleet:{shop}:wish")
+        act(second, "rollback")
+        eventually(lambda: {generation(client) for client in (first, second, third)} == {2})
+        store.set("fleet:{shop}:wish", older)
+        eventually(lambda: {generation(client) for client in (first, second, third)} == {3})
+    eventually(lambda: all(roles(client)["primary"] == "v1" for client in (first, second, third)))
+    assert act(third, "promote", version="v2").status_code == 202
+    eventually(lambda: all(roles(client)["primary"] == "v2" for client in (first, second, third)))
+
+
+def test_a_replicas_own_wish_never_becomes_the_fleets(
+    fleet: list[tuple[LiveService, httpx.Client]], valkey_url: str
+) -> None:
+    (_, first), (_, second), (_, third) = fleet
+    act(first, "promote", version="v2")
+    eventually(lambda: {generation(client) for client in (first, second, third)} == {1})
+    assert act(second, "promote", version="v1", scope="replica").status_code == 202
+    eventually(lambda: roles(second)["primary"] == "v1")
+    with redis.Redis.from_url(valkey_url) as store:
+        store.flushall()
+    eventually(lambda: {generation(client) for client in (first, second, third)} == {2})
+    eventually(lambda: all(roles(client)["primary"] == "v2" for client in (first, second, third)))
+
+
 def test_without_redis_a_shared_folder_holds_the_wish(store: Path, tmp_path: Path) -> None:
     shared = {
         "store": str(store),
