@@ -94,8 +94,9 @@ def train(
     digest = log.digest()
     partial = None
     if resume is not None:
-        told = msgspec.json.encode([preset, recipe, digest, log.validate_from_ms])
-        partial = Partial(resume, hashlib.sha256(told).hexdigest())
+        told = (log.validate_from_ms, log.test_from_ms, log.seeds, log.profiles)
+        identity = msgspec.json.encode([preset, recipe, device, digest, told])
+        partial = Partial(resume, hashlib.sha256(identity).hexdigest())
     network, epochs = fit(
         preset, recipe, examples.slates(~held_out), validation, device=device, partial=partial
     )

@@ -26,6 +26,7 @@ class Partial:
         state = {
             "identity": self._identity,
             "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
             "numpy": rng.bit_generator.state,
             **parts,
         }
@@ -37,12 +38,14 @@ class Partial:
     def load(self, rng: np.random.Generator) -> dict[str, Any] | None:
         """What was saved, with the random numbers where they were; None if there is nothing."""
         try:
-            state: dict[str, Any] = torch.load(self._path, weights_only=True)
+            state: dict[str, Any] = torch.load(self._path, weights_only=True, map_location="cpu")
         except (OSError, RuntimeError, pickle.UnpicklingError, EOFError):
             return None
         if state.get("identity") != self._identity:
             return None
         torch.set_rng_state(state["torch"])
+        if state["cuda"]:
+            torch.cuda.set_rng_state_all(state["cuda"])
         rng.bit_generator.state = state["numpy"]
         return state
 

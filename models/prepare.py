@@ -82,22 +82,23 @@ class _Preparation:
     def _parse(self) -> None:
         """A view of the rows with every column read, and what it was read from."""
         table, columns = self._tables["impressions"], self._mapping.impressions
+        at_ms = table.instant_ms(columns.time, columns.time_unit)
         dwell = table.span_ms(columns.dwell, columns.dwell_unit)
         common = (
             f"{table.text(columns.user)} AS user, "
-            f"{table.instant_ms(columns.time, columns.time_unit)} AS at_ms, "
+            f"{at_ms} AS at_ms, "
             f"{table.text(columns.time)} AS time_told, "
             f"coalesce({table.text(columns.surface)}, '') AS surface, "
-            f"{dwell} AS dwell_ms, {table.text(columns.dwell)} AS dwell_told"
+            f"{dwell} AS dwell_ms, {table.raw(columns.dwell)} AS dwell_told"
         )
         if columns.shown is not None and columns.clicked is not None:
             shown, clicked = table.words(columns.shown), table.words(columns.clicked)
             self._work.execute(
                 "CREATE VIEW parsed AS SELECT * REPLACE (CASE WHEN click THEN dwell_ms END AS "
-                "dwell_ms), '' AS click_told, 0 AS position FROM (SELECT *, "
+                "dwell_ms), CAST(NULL AS VARCHAR) AS click_told, 0 AS position FROM (SELECT *, "
                 "list_contains(clicked, item) AS click FROM ("
                 f"SELECT {common}, {clicked} AS clicked, unnest({shown}) AS item, "
-                "CAST(row_number() OVER () AS VARCHAR) AS part FROM impressions_file))"
+                f"{at_ms} || ' ' || md5(CAST({shown} AS VARCHAR)) AS part FROM impressions_file))"
             )
             return
         assert columns.click is not None
@@ -115,11 +116,13 @@ class _Preparation:
         name = self._tables["impressions"].files
         outside = f"at_ms NOT BETWEEN {EARLIEST_MS} AND {LATEST_MS}"
         no_click = "click IS NULL AND lower(coalesce(click_told, 'nan')) = 'nan'"
+        no_slate = "part IS NULL" if columns.slate else "false"
         found = self._work.one(
             "SELECT count(*) AS total, "
             "count(*) FILTER (user IS NULL) AS no_user, "
             "count(*) FILTER (item IS NULL) AS no_item, "
             "count(*) FILTER (time_told IS NULL) AS no_time, "
+            f"count(*) FILTER ({no_slate}) AS no_slate, "
             f"count(*) FILTER ({no_click}) AS no_click, "
             "count(*) FILTER (time_told IS NOT NULL AND at_ms IS NULL) AS bad_time, "
             "any_value(time_told) FILTER (time_told IS NOT NULL AND at_ms IS NULL) AS a_time, "
@@ -153,10 +156,14 @@ class _Preparation:
             ("no_item", columns.item or columns.shown),
             ("no_time", columns.time),
             ("no_click", columns.click or columns.clicked),
+            ("no_slate", columns.slate),
         ):
             self._work.warn(found[key], f"{column}: rows without one, left out")
         self._work.warn(found["bad_dwell"], f"{columns.dwell}: not a number from 0 up, taken as 0")
-        usable = "user IS NOT NULL AND item IS NOT NULL AND at_ms IS NOT NULL AND click IS NOT NULL"
+        usable = (
+            "user IS NOT NULL AND item IS NOT NULL AND at_ms IS NOT NULL AND click IS NOT NULL "
+            f"AND NOT ({no_slate})"
+        )
         self._work.execute(
             "CREATE TABLE seen AS SELECT user, item, at_ms, part, min(surface) AS surface, "
             "min(position) AS position, bool_or(click) AS click, "
@@ -183,9 +190,7 @@ class _Preparation:
                 "FROM seen)"
             )
         else:
-            self._work.execute(
-                "CREATE TABLE parted AS SELECT * REPLACE (coalesce(part, '') AS part) FROM seen"
-            )
+            self._work.execute("CREATE VIEW parted AS SELECT * FROM seen")
         self._work.execute(
             "CREATE TABLE slates AS SELECT user, part, min(at_ms) AS first_ms, "
             "row_number() OVER (ORDER BY min(at_ms), user, part) AS slate "
@@ -215,6 +220,18 @@ class _Preparation:
             self._validate_from_ms = self._quantile(1 - mapping.validate_share, before)
         else:
             self._validate_from_ms = self._test_from_ms
+        across = " OR ".join(
+            f"(first_ms < {at_ms} AND at_ms >= {at_ms})"
+            for at_ms in (self._validate_from_ms, self._test_from_ms)
+        )
+        self._work.execute(
+            f"CREATE VIEW shown AS SELECT *, {across} AS across "
+            "FROM parted JOIN slates USING (user, part)"
+        )
+        late = self._work.one("SELECT count(*) FILTER (across) AS late FROM shown")["late"]
+        self._work.warn(
+            late, "impressions from after a split, of slates from before it, left out of slates"
+        )
 
     def _quantile(self, share: float, where: str) -> int:
         found = self._work.one(
@@ -232,13 +249,13 @@ class _Preparation:
         self._work.write(
             "impressions",
             "SELECT slate, user, item, at_ms, surface, CAST(position AS BIGINT) AS position, "
-            f"click, {long_dwell} AS long_dwell FROM parted JOIN slates USING (user, part) "
+            f"click, {long_dwell} AS long_dwell FROM shown WHERE NOT across "
             "ORDER BY at_ms, slate, position, item",
         )
         classes = self._work.one(
             f"SELECT count(*) AS impressions, count(DISTINCT user) AS users, "
             "(SELECT count(*) FROM slates) AS slates, count(*) FILTER (click) AS clicks, "
-            f"count(*) FILTER ({long_dwell}) AS long_dwells FROM parted"
+            f"count(*) FILTER ({long_dwell}) AS long_dwells FROM shown WHERE NOT across"
         )
         self._counts |= {name: int(value) for name, value in classes.items()}
         for name, column in (("clicks", columns.click or columns.clicked),

@@ -180,7 +180,7 @@ def _summary(found: Findings) -> str:
 
 
 def _trained_on(found: Findings) -> str:
-    rows = found.log.before(found.log.test_from_ms)
+    rows = found.log.before(found.log.validate_from_ms)
     first, last = (
         time.strftime("%d %B %Y", time.gmtime(rows["at_ms"][at] / 1e3)).lstrip("0")
         for at in (0, -1)
@@ -249,9 +249,12 @@ def _users(count: int) -> str:
 
 def _without_folders(command: str) -> str:
     """A command line whose absolute paths are cut to their names."""
-    return shlex.join(
-        Path(word).name if word.startswith("/") else word for word in shlex.split(command)
-    )
+
+    def cut(word: str) -> str:
+        option, equals, path = word.rpartition("=")
+        return f"{option}{equals}{Path(path).name}" if path.startswith("/") else word
+
+    return shlex.join(cut(word) for word in shlex.split(command))
 
 
 def _has_losses(checkpoint: Checkpoint) -> bool:

@@ -32,14 +32,19 @@ def write_items(work: Work, table: Table | None, columns: Items | None) -> int:
             f"min({table.text(columns.category)}) AS category, "
             f"min({table.text(columns.author)}) AS author, "
             f"min({created}) AS created_ms, min({duration} / 1e3) AS duration_s, "
+            f"bool_or({table.text(columns.created)} IS NOT NULL) AS dated, "
             "count(*) AS rows FROM items_file GROUP BY 1"
         )
         found = work.one(
             "SELECT coalesce(sum(rows) FILTER (id IS NULL), 0) AS unnamed, "
+            "count(*) FILTER (dated AND created_ms IS NULL) AS undated, "
+            f"count(*) FILTER (created_ms NOT BETWEEN {EARLIEST_MS} AND {LATEST_MS}) AS outside, "
             "coalesce(sum(rows - 1) FILTER (id IS NOT NULL), 0) AS again FROM told"
         )
         work.warn(int(found["unnamed"]), f"{columns.id}: items without one, left out")
         work.warn(int(found["again"]), f"{columns.id}: items told more than once, kept once")
+        work.warn(found["undated"], f"{columns.created}: no times, taken as unknown")
+        work.warn(found["outside"], f"{columns.created}: outside 1990 to 2100, is the unit right")
         work.execute("DELETE FROM told WHERE id IS NULL")
         strangers = work.one(
             "SELECT count(DISTINCT item) AS items FROM parted WHERE item NOT IN "

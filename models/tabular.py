@@ -5,6 +5,7 @@ It knows formats, types and units; what the columns mean is told by the mapping.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,7 +75,7 @@ class Table:
         if len(kinds) != 1:
             raise LogFault(f"{name}: files of several kinds: {', '.join(sorted(kinds))}")
         self.files = ", ".join(file.name for file in files)
-        listed = ", ".join(literal(str(file)) for file in files)
+        listed = ", ".join(literal(_no_pattern(str(file))) for file in files)
         source = READERS[kinds.pop()].format(files=listed)
         try:
             work.execute(f"CREATE VIEW {name}_file AS SELECT * FROM {source}")
@@ -93,12 +94,16 @@ class Table:
         """The column as it is written, as text."""
         if column is None:
             return "CAST(NULL AS VARCHAR)"
-        self.type_of(column)
+        if self.type_of(column) == "JSON":  # values of several types
+            return f"({quoted(column)} ->> '$')"
         return f"CAST({quoted(column)} AS VARCHAR)"
 
     def text(self, column: str | None) -> str:
-        """Text; NULL where it is empty."""
-        return f"nullif(trim({self.raw(column)}), '')"
+        """Text; NULL where it is empty, or no number where numbers are."""
+        told = f"nullif(trim({self.raw(column)}), '')"
+        if column is not None and self.type_of(column) in {"FLOAT", "DOUBLE"}:
+            return f"nullif({told}, 'nan')"
+        return told
 
     def words(self, column: str) -> str:
         """A list of texts."""
@@ -117,8 +122,10 @@ class Table:
         """
         kind = self.type_of(column).removesuffix("[]")
         value = value or quoted(column)
-        if kind.startswith(("TIMESTAMP", "DATE")):
+        if kind == "TIMESTAMP WITH TIME ZONE":
             return f"epoch_ms({value})"
+        if kind.startswith(("TIMESTAMP", "DATE")):
+            return f"epoch_ms(CAST({value} AS TIMESTAMP))"
         if unit is not None:
             return _number(value, PER_MS[unit])
         if kind != "VARCHAR":
@@ -164,6 +171,11 @@ def _number(value: str, factor: float) -> str:
 
 def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+def _no_pattern(path: str) -> str:
+    """A path that stands for itself where patterns are taken."""
+    return re.sub(r"([*?\[])", r"[\1]", path)
 
 
 def _files(path: Path) -> list[Path]:

@@ -248,6 +248,94 @@ def test_candidate_lists_become_slates_and_dwell_is_of_what_was_clicked(tmp_path
     ]
 
 
+def test_timestamps_of_every_fineness_tell_the_same_instants(desk: Desk) -> None:
+    desk.mapping = desk.mapping.replace('time_unit = "ms"\n', "")
+    mapping = desk.folder / "map.toml"
+    mapping.write_text(desk.mapping)
+    digests = set()
+    for unit in ("ns", "us", "ms"):
+        path = desk.folder / f"{unit}.parquet"
+        at = pl.from_epoch("at", "ms").cast(pl.Datetime(unit))
+        desk.frame.with_columns(at=at).write_parquet(path)
+        prepare(read_mapping(mapping), {"impressions": [path]}, desk.folder / unit)
+        digests.add(load(desk.folder / unit).digest())
+    assert len(digests) == 1
+
+
+def test_candidate_lists_told_twice_are_one_slate_and_counted(tmp_path: Path) -> None:
+    frame = pl.DataFrame(
+        {
+            "user": ["a", "a", "a", "b", "c"],
+            "at": [1_700_000_000, 1_700_000_000, 1_700_000_900, 1_700_000_800, 1_700_000_950],
+            "shown": [[1, 2], [1, 2], [1, 2], [1, 2, 3], [1, 2]],
+            "clicked": [[1], [1], [2], [3], None],
+        }
+    )
+    mapping = (
+        'name = "lists"\ntest_share = 0.4\n[impressions]\nuser = "user"\ntime = "at"\n'
+        'time_unit = "s"\nshown = "shown"\nclicked = "clicked"\n'
+    )
+    summary = Desk(tmp_path, frame, mapping).run()
+    assert (summary.counts["slates"], summary.counts["impressions"]) == (3, 7)
+    assert "impressions told more than once, kept once: 2" in summary.warnings
+    assert "clicked: rows without one, left out: 2" in summary.warnings
+
+
+def test_no_slate_reaches_over_a_split(tmp_path: Path) -> None:
+    """A visit across the test's first instant trains on nothing that comes after it."""
+    frame = pl.DataFrame(
+        {
+            "user": ["a"] * 20 + ["b"] * 20,
+            "item": [f"i{at}" for at in range(20)] * 2,
+            "at": [1_700_000_000 + 60 * at for at in range(20)]
+            + [1_700_000_600 + 60 * at for at in range(20)],
+            "click": [int(at % 3 == 0) for at in range(40)],
+        }
+    )
+    mapping = (
+        'name = "visits"\ntest_from = 2023-11-14T22:23:20Z\nvalidate_share = 0\n[impressions]\n'
+        'user = "user"\nitem = "item"\ntime = "at"\ntime_unit = "s"\nclick = "click"\n'
+    )
+    desk = Desk(tmp_path, frame, mapping)
+    summary = desk.run()
+    test_from = summary.test_from_ms
+    assert test_from == 1_700_000_600_000
+    told = "impressions from after a split, of slates from before it, left out of slates: 10"
+    assert told in summary.warnings
+    again = desk.log()
+    slates = again.impressions.group_by("slate").agg(
+        pl.col("at_ms").min().alias("first"), pl.col("at_ms").max().alias("last")
+    )
+    assert not slates.filter((pl.col("first") < test_from) & (pl.col("last") >= test_from)).height
+    assert again.events.height == frame["click"].sum(), "what was clicked is still known later"
+
+
+def test_a_file_is_itself_whatever_its_name(desk: Desk) -> None:
+    desk.frame.head(desk.frame.height // 2).write_csv(desk.folder / "log1.csv")
+    desk.frame.write_csv(desk.folder / "log[1].csv")
+    mapping = desk.folder / "map.toml"
+    mapping.write_text(desk.mapping)
+    files = {"impressions": [desk.folder / "log[1].csv"]}
+    summary = prepare(read_mapping(mapping), files, desk.folder / "out")
+    assert summary.counts["impressions"] == desk.frame.height
+
+
+def test_ids_of_several_types_in_one_column_stay_plain_words(tmp_path: Path) -> None:
+    lines = [
+        {"user": 7 if at % 2 else "seven", "item": f"i{at}", "at": 1_700_000_000 + 900 * at}
+        | {"click": at % 3 == 0}
+        for at in range(12)
+    ]
+    path, mapping = tmp_path / "log.jsonl", tmp_path / "map.toml"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    mapping.write_text(
+        'name = "ids"\n[impressions]\nuser = "user"\nitem = "item"\ntime = "at"\n'
+        'time_unit = "s"\nclick = "click"\n'
+    )
+    prepare(read_mapping(mapping), {"impressions": [path]}, tmp_path / "out")
+    assert set(load(tmp_path / "out").impressions["user"]) == {"7", "seven"}
+
+
 def every(step: int, value: Any, column: str) -> pl.Expr:
     return pl.when(pl.int_range(pl.len()) % step == 0).then(value).otherwise(pl.col(column))
 
@@ -255,6 +343,7 @@ def every(step: int, value: Any, column: str) -> pl.Expr:
 COUNTED: dict[str, pl.Expr] = {
     "user: rows without one, left out": every(10, None, "user"),
     "item: rows without one, left out": every(10, pl.lit(""), "item"),
+    "slate: rows without one, left out": every(10, None, "slate"),
     "at: rows without one, left out": every(10, None, "at"),
     "click: rows without one, left out": every(10, float("nan"), "click"),
     "dwell: not a number from 0 up, taken as 0": every(2, -5, "dwell"),

@@ -18,7 +18,9 @@ from models.variants import KINDS, Made
 @pytest.fixture(scope="module")
 def page(log: Log, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    command = "python -m models report --checkpoint /secret/place/own.pt --out x"
+    command = (
+        "python -m models report --checkpoint /secret/place/own.pt --data=/secret/data --out x"
+    )
     return write_report(log, checkpoint, folder, command=command)
 
 
