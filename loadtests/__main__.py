@@ -31,6 +31,7 @@ _COMMANDS = {
     "swaps": ("swaps", "many swaps of this service under a steady load, judged"),
     "rehearse": ("rehearse", "an hour of traffic in minutes, with swaps and a Redis stall"),
     "demo": ("demo", "three visitors of the shipped shop, and how their slates move"),
+    "workers": ("workers", "several processes of this service under one load: how many it takes"),
     "telemetry": ("telemetry", "CPU that metrics and tracing cost a request"),
     "peers": ("peers", "the same model behind other servers, beside this one"),
     "trivial": ("trivial", "a server that does nothing, to measure the generator"),

@@ -19,6 +19,7 @@ from loadtests.driving import faults, generator
 from loadtests.driving.generator import Order, Pulse
 from loadtests.driving.samples import AppliedFault, Description, Run, RunFault, Samples, machine
 from loadtests.driving.spool import Spool, Wire
+from loadtests.driving.target import Target
 from loadtests.traces.trace import Record
 
 _LEAD_S = 0.3
@@ -32,6 +33,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""
     timeout_s: float = 1.0
     processes: int = 1
+    targets: Sequence[Target] = ()
+    """Servers that the processes take in turn, in place of the wire's one."""
     connections: int = 32
     """Warm connections of each process before the start."""
     max_connections: int = 1024
@@ -60,7 +63,7 @@ async def _replay(folder: Path, wire: Wire, plan: Plan) -> Run:
             folder=str(folder),
             part=part,
             parts=plan.processes,
-            target=wire.target,
+            target=plan.targets[part % len(plan.targets)] if plan.targets else wire.target,
             connections=plan.connections,
             max_connections=plan.max_connections,
             timeout_s=plan.timeout_s,
