@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from models.dataset import Examples, Shown, Tables, encode_log, slates_before_test
+from models.earlier import earlier_examples
 from models.evaluate import Report, as_markdown, evaluate, plain_baselines
 from models.leaks import check_no_leak
 from models.log import Log, LogFault
@@ -86,19 +87,34 @@ def train(
     """
     log.check()
     space = RowSpace(preset.input_spec())
-    examples = encode_log(log, space, slates_before_test(log))
+    tables = Tables(log, space)
+    examples = encode_log(log, space, slates_before_test(log), tables)
     held_out = examples.at_ms >= log.validate_from_ms
     if held_out.all():
         raise LogFault("impressions.at_ms: nothing before the validation days")
     validation = examples.slates(held_out) if held_out.any() else None
     digest = log.digest()
-    partial = None
+    partials: list[Partial | None] = [None, None]
     if resume is not None:
         told = (log.validate_from_ms, log.test_from_ms, log.seeds, log.profiles)
         identity = msgspec.json.encode([preset, recipe, device, digest, told])
-        partial = Partial(resume, hashlib.sha256(identity).hexdigest())
+        sha256 = hashlib.sha256(identity).hexdigest()
+        before = resume.with_suffix(f"{resume.suffix}-earlier")
+        partials = [Partial(before, sha256), Partial(resume, sha256)]
+    start = None
+    if recipe.earlier_epochs and (earlier := earlier_examples(log, space, tables)) is not None:
+        first = msgspec.structs.replace(
+            recipe, epochs=recipe.earlier_epochs, table_rate=recipe.earlier_table_rate
+        )
+        start, _ = fit(preset, first, earlier, None, device=device, partial=partials[0])
     network, epochs = fit(
-        preset, recipe, examples.slates(~held_out), validation, device=device, partial=partial
+        preset,
+        recipe,
+        examples.slates(~held_out),
+        validation,
+        device=device,
+        start=start,
+        partial=partials[1],
     )
     return Checkpoint(network, recipe, epochs, digest)
 

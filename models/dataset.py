@@ -67,8 +67,8 @@ class Examples(NamedTuple):
     ctx_ids: Int32Array  # [S, 16]
     cand_ids: Int32Array  # [N, T, 9]
     tile_user: Int32Array  # [N], tile to slate
-    click: Float32Array  # [N, T], NaN where padded
-    long_dwell: Float32Array  # [N, T]
+    click: Float32Array  # [N, T], NaN where padded or not known
+    long_dwell: Float32Array  # [N, T], NaN where padded
     position: Int64Array  # [N, T]
     at_ms: Int64Array  # [S]
 
@@ -169,10 +169,16 @@ def encode_log(
     log: Log, space: RowSpace, slates: list[Shown], tables: Tables | None = None
 ) -> Examples:
     """Encode slates of a log, in time order; shows progress."""
-    tables = tables or Tables(log, space)
+    return encode_shown(log, space, list(replay(log, slates)), tables or Tables(log, space))
+
+
+def encode_shown(
+    log: Log, space: RowSpace, shown_to: Sequence[tuple[Shown, Sequence[Signal]]], tables: Tables
+) -> Examples:
+    """Encode slates, each with its user's signals; those of a day stand together."""
     asked: dict[int, tuple[list[Person], list[Slate]]] = {}  # by the table that was known then
     width = space.spec.tile_width
-    for slate, signals in replay(log, slates):
+    for slate, signals in shown_to:
         profile = log.profiles.get(slate.user, Profile())
         context = Context(surface=slate.surface)
         people, shown = asked.setdefault(tables.day_of(slate.at_ms), ([], []))
@@ -186,6 +192,7 @@ def encode_log(
         for at in range(0, len(people), CHUNK)
     ]
     batches = [batch for batch, _ in encoded]
+    slates = [slate for slate, _ in shown_to]
     first = np.cumsum([0, *[len(batch.hist_ids) for batch in batches]])
     position = in_tiles([slate.positions for slate in slates], width)
     return Examples(

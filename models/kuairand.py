@@ -68,6 +68,7 @@ def load(folder: Path, *, held_out_days: int = 3) -> Log:
         events=_events(shown),
         earlier=_earlier(histories),
         seeds=_seeds(histories),
+        long_seed_ms=LONG_WATCH_MS,
         profiles=_profiles(_read(folder, USERS)),
         validate_from_ms=validate_from_ms,
         test_from_ms=test_from_ms,

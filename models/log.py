@@ -67,6 +67,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of items from before the log: shown, and liked by the measure of that time."""
     seeds: Mapping[str, tuple[Signal, ...]]
     """Each user's signals from before the log, newest first."""
+    long_seed_ms: int | None = None
+    """From which dwell on a seed was long; None where seeds are no labels, such as likes alone."""
     profiles: Mapping[str, Profile]
     validate_from_ms: int
     test_from_ms: int

@@ -32,6 +32,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """How to train."""
 
     seed: int = 1
+    earlier_epochs: int = 0
+    """First, on what users did before the log (`earlier.py`)."""
+    earlier_table_rate: float = 3e-3
     epochs: int = 3
     patience: int = 2
     slates_per_batch: int = 128
@@ -248,13 +251,18 @@ def drop_ids(ids: Tensor, recipe: Recipe) -> Tensor:
 
 def _loss(network: Network, batch: Inputs, labels: Labels, recipe: Recipe) -> Tensor:
     logits = network(batch) + network.position[labels.position.clamp(max=MAX_POSITION - 1)]
-    real = ~labels.click.isnan()
     click, dwell = logits[..., 0], logits[..., 1]
-    cross_entropy = functional.binary_cross_entropy_with_logits
-    loss = cross_entropy(click[real], labels.click[real])
-    loss = loss + recipe.dwell_loss * cross_entropy(dwell[real], labels.long_dwell[real])
+    loss = recipe.dwell_loss * _cross_entropy(dwell, labels.long_dwell)
+    if bool(labels.click.isnan().all()):  # from before the log, only dwells are known
+        return loss
+    loss = loss + _cross_entropy(click, labels.click)
     if recipe.pair_loss:
         wins = labels.click.eq(1).unsqueeze(-1) & labels.click.eq(0).unsqueeze(-2)  # [N, T, T]
         margins = click.unsqueeze(-1) - click.unsqueeze(-2)
         loss = loss - recipe.pair_loss * functional.logsigmoid(margins[wins]).mean()
     return loss
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    known = ~labels.isnan()
+    return functional.binary_cross_entropy_with_logits(logits[known], labels[known])
