@@ -64,8 +64,12 @@ class Exporter:
         self.graph = Graph()
 
     def model(self) -> onnx.ModelProto:
-        length, width = self.preset.history_len, self.preset.tile_width
         self.score(self.encode())
+        return self._packed()
+
+    def _packed(self) -> onnx.ModelProto:
+        """The nodes so far as a checked file."""
+        length, width = self.preset.history_len, self.preset.tile_width
         inputs = [
             _value("hist_ids", TensorProto.INT32, ["users", length, HISTORY_WIDTH]),
             _value("hist_age", TensorProto.INT32, ["users", length]),
@@ -95,7 +99,7 @@ class Exporter:
         g, net = self.graph, self.network
         x = self._embed("hist_ids", net.row_starts(HISTORY_WIDTH))
         x = g.op("Add", x, g.constant("place", net.place))
-        x = self._norm(x, "history_norm", net.history_norm)
+        x = self._opened(self._norm(x, "history_norm", net.history_norm))
         mask = g.op("Unsqueeze", "hist_mask", g.axes(1, 2))  # [B, 1, 1, L]
         for at, block in enumerate(net.encoder):
             assert isinstance(block, Block)
@@ -104,6 +108,7 @@ class Exporter:
             keys, values = self._keys(rows, name, block), self._values(rows, name, block)
             x = g.op("Add", x, self._attend(rows, keys, values, mask=mask, name=name, block=block))
             x = self._feed(x, name, block)
+        x = self._closed(x)
         aged = g.op("Add", x, g.op("Gather", g.constant("age", net.age), "hist_age"))
         pool = g.op("MatMul", aged, g.constant("pool", net.pool[:, None]))  # [B, L, 1]
         pool = g.op("Add", g.op("Reshape", pool, g.shape(0, 1, -1)), self._row_mask())
@@ -117,12 +122,8 @@ class Exporter:
             assert isinstance(block, Block)
             encoded[f"keys{at}"] = self._keys(key_rows, f"cross{at}", block)
             encoded[f"values{at}"] = self._values(value_rows, f"cross{at}", block)
-        column = g.op("Reshape", context, g.shape(0, -1, 1))  # [B, D, 1]
-        product = g.op("Mul", column, g.constant("head_product", net.head_product))
-        encoded["head_weight"] = g.op(
-            "Add", product, g.constant("head_candidate", net.head_candidate)
-        )
         encoded["head_bias"] = self._linear(context, "head_context", net.head_context)
+        encoded["head_user"] = self._head_user(context)
         return encoded
 
     def score(self, encoded: dict[str, str]) -> None:
@@ -143,8 +144,27 @@ class Exporter:
                 self._attend(rows, keys, values, mask=tiles["mask"], name=name, block=block),
             )
             x = self._feed(x, name, block)
-        hidden = g.op("Add", g.op("MatMul", x, tiles["head_weight"]), tiles["head_bias"])
+        hidden = g.op("Add", self._head(x, tiles["head_user"]), tiles["head_bias"])
         self._linear(g.op("Relu", hidden), "head_out", net.head_out, output="logits")
+
+    def _opened(self, x: str) -> str:
+        """The history's rows as the encoder takes them."""
+        return x
+
+    def _closed(self, x: str) -> str:
+        """The encoder's rows as the history's own [B, L, D]."""
+        return x
+
+    def _head_user(self, context: str) -> str:
+        """What the head's first layer needs of a user: its whole matrix [B, D, hidden]."""
+        g, net = self.graph, self.network
+        column = g.op("Reshape", context, g.shape(0, -1, 1))  # [B, D, 1]
+        product = g.op("Mul", column, g.constant("head_product", net.head_product))
+        return g.op("Add", product, g.constant("head_candidate", net.head_candidate))
+
+    def _head(self, x: str, user: str) -> str:
+        """The head's first layer without its bias, of each tile's user."""
+        return self.graph.op("MatMul", x, user)
 
     def _row_mask(self) -> str:
         return self.graph.op("Unsqueeze", "hist_mask", self.graph.axes(1))  # [B, 1, L]

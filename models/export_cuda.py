@@ -5,15 +5,16 @@ Both score as the plain graph does, within half precision's error.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import ClassVar
 
 import numpy as np
 import onnx
+import torch
 from onnx import TensorProto, helper, numpy_helper
-from torch import nn
 
 from models.blocks import Block, HeadedAttention
-from models.export import OPSET, Exporter
+from models.export import EPSILON, OPSET, Exporter, Graph
 from models.network import Network
 
 _CONTRIB = "com.microsoft"
@@ -24,7 +25,7 @@ _NEVER = -1e4
 
 
 class FusedExporter(Exporter):
-    """Writes attention as MultiHeadAttention and GELU as Gelu, of ONNX Runtime's own domain."""
+    """Writes attention, GELU, and sums that are normalized with ONNX Runtime's own operators."""
 
     opsets: ClassVar[dict[str, int]] = {"": OPSET, _CONTRIB: 1}
 
@@ -33,12 +34,32 @@ class FusedExporter(Exporter):
         assert not self.preset.folded, "folded attention has no fused operator"
         self._filling = -self.preset.history_len % _ALIGNED_ROWS
 
-    def _norm(self, x: str, name: str, norm: nn.LayerNorm) -> str:
-        rows = super()._norm(x, name, norm)
-        if not (self._filling and name.startswith("encoder") and name.endswith("norm1")):
-            return rows
+    def model(self) -> onnx.ModelProto:
+        self.score(self.encode())
+        self.graph.nodes = _with_skip_norms(self.graph)
+        return self._packed()
+
+    def _opened(self, x: str) -> str:
+        if not self._filling:
+            return x
         pads = self.graph.constant("fill_rows", np.array([0, 0, 0, 0, self._filling, 0]))
-        return self.graph.op("Pad", rows, pads)
+        return self.graph.op("Pad", x, pads)
+
+    def _closed(self, x: str) -> str:
+        if not self._filling:
+            return x
+        g, rows = self.graph, self.preset.history_len
+        return g.op("Slice", x, *(g.constant(f"slice_{at}", np.array([at])) for at in (0, rows, 1)))
+
+    def _head_user(self, context: str) -> str:
+        """The context alone: wide matrices made for each user cost more than their use."""
+        return context
+
+    def _head(self, x: str, user: str) -> str:
+        g, net = self.graph, self.network
+        both = g.op("Concat", x, g.op("Mul", x, user), axis=-1)
+        weight = torch.cat([net.head_candidate, net.head_product])
+        return g.op("MatMul", both, g.constant("head_weight", weight))
 
     def _keys(self, rows: str, name: str, block: Block) -> str:
         assert isinstance(block.attention, HeadedAttention)
@@ -54,8 +75,7 @@ class FusedExporter(Exporter):
         g, attention = self.graph, block.attention
         assert isinstance(attention, HeadedAttention)
         inside = name.startswith("encoder")
-        query_rows = self.preset.history_len if inside else self.preset.tile_width
-        filled = query_rows + self._filling if inside else query_rows
+        rows = self.preset.history_len + self._filling if inside else self.preset.tile_width
         mixed = g.op(
             "MultiHeadAttention",
             self._linear(queries, f"{name}.query", attention.query),
@@ -63,15 +83,11 @@ class FusedExporter(Exporter):
             values,
             "",
             "",
-            self._bias(mask, filled, fill=inside),
+            self._bias(mask, rows, fill=inside),
             domain=_CONTRIB,
             num_heads=self.preset.heads,
         )
-        out = self._linear(mixed, f"{name}.out", attention.out)
-        if filled == query_rows:
-            return out
-        ends = [g.constant(f"slice_{at}", np.array([at])) for at in (0, query_rows, 1)]
-        return g.op("Slice", out, *ends)
+        return self._linear(mixed, f"{name}.out", attention.out)
 
     def _bias(self, mask: str, query_rows: int, *, fill: bool) -> str:
         """The mask [B, 1, 1, K] as a bias [B, 1, Q, K]; made once for all layers."""
@@ -87,6 +103,39 @@ class FusedExporter(Exporter):
 
     def _gelu(self, x: str) -> str:
         return self.graph.op("Gelu", x, domain=_CONTRIB)
+
+
+def _with_skip_norms(graph: Graph) -> list[onnx.NodeProto]:
+    """The nodes with each sum that is normalized next, and its bias, as one operator."""
+    made = {name: node for node in graph.nodes for name in node.output}
+    uses = Counter(name for node in graph.nodes for name in node.input)
+    fused: dict[str, onnx.NodeProto] = {}
+    """By the name of the sum."""
+    gone: set[str] = set()
+    """First outputs of nodes that a fused one stands for."""
+    for norm in graph.nodes:
+        total = made.get(norm.input[0])
+        if norm.op_type != "LayerNormalization" or total is None or total.op_type != "Add":
+            continue
+        skip, added = total.input
+        if total.output[0] in fused or {skip, added} & graph.constants.keys():
+            continue
+        inputs = [added, skip, *norm.input[1:]]
+        inner = made[added]
+        if inner.op_type == "Add" and uses[added] == 1 and inner.input[1] in graph.constants:
+            inputs = [inner.input[0], skip, *norm.input[1:], inner.input[1]]
+            gone.add(added)
+        fused[total.output[0]] = helper.make_node(
+            "SkipLayerNormalization",
+            inputs,
+            [norm.output[0], "", "", total.output[0]],
+            name=f"n_skip_{norm.output[0]}",
+            domain=_CONTRIB,
+            epsilon=EPSILON,
+        )
+        gone.add(norm.output[0])
+    kept = [node for node in graph.nodes if node.output[0] not in gone]
+    return [fused.get(node.output[0], node) for node in kept]
 
 
 def to_fused_onnx(network: Network) -> bytes:

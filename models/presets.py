@@ -89,7 +89,7 @@ PRESETS = {
         item2_rows=524_288,
         feature_rows=131_072,
         history_len=255,
-        tile_width=128,
+        tile_width=104,
         folded=False,
     ),
 }
