@@ -27,7 +27,7 @@ from service.telemetry.providers import ProviderFault
 
 DEVICE_LOST = 75
 """The exit status of a process whose GPU is gone: start another one."""
-_SWITCH_INTERVAL_S = 0.0005
+_SWITCH_INTERVAL_S = 0.0001
 """The device thread must not wait 5 ms, Python's default, for the interpreter lock."""
 
 

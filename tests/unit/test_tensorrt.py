@@ -56,6 +56,7 @@ class Runtime:
 
     cudaStreamNonBlocking = 1
     cudaEventDisableTiming = 2
+    cudaEventBlockingSync = 1
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
 

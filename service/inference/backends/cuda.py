@@ -121,7 +121,9 @@ class Event:
     def __init__(self) -> None:
         runtime = _runtime()
         self._runtime = runtime
-        self.handle = ask(runtime.cudaEventCreateWithFlags(runtime.cudaEventDisableTiming), "event")
+        # whoever waits sleeps: a spinning thread takes its core from the event loop
+        flags = runtime.cudaEventDisableTiming | runtime.cudaEventBlockingSync
+        self.handle = ask(runtime.cudaEventCreateWithFlags(flags), "event")
 
     def record(self, stream: Stream) -> None:
         """Stand for all that the stream has queued so far."""
