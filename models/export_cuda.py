@@ -40,6 +40,9 @@ class FusedExporter(Exporter):
         pads = self.graph.constant("fill_rows", np.array([0, 0, 0, 0, self._filling, 0]))
         return self.graph.op("Pad", rows, pads)
 
+    def _joined(self, rows: str, context: str) -> str:
+        return self.graph.op("Concat", rows, context, axis=1)
+
     def _keys(self, rows: str, name: str, block: Block) -> str:
         assert isinstance(block.attention, HeadedAttention)
         return self._linear(rows, f"{name}.key", block.attention.key)
