@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 
 import msgspec
+import torch
 
-from models import beauty, prune, sources
+from models import beauty, prune, sources, speed
 from models.build import Checkpoint, choose_slates, gather, report, train
 from models.compress import Subject, compress, test_slates, with_variants, write_variants
 from models.export import to_onnx
 from models.export_split import to_pair
 from models.log import Log
 from models.mapping import read_mapping
+from models.network import Network
 from models.pack import pack
 from models.plan import PRECISIONS, SMS, build_plans
 from models.prepare import prepare
@@ -108,6 +110,15 @@ def _subject(options: argparse.Namespace) -> Subject:
 def _report(options: argparse.Namespace, command: str) -> None:
     log, checkpoint = sources.open_log(options), Checkpoint.load(options.checkpoint)
     print(write_report(log, checkpoint, options.out, command=command))
+
+
+def _speed(options: argparse.Namespace, _command: str) -> None:
+    if options.checkpoint is not None:
+        network = Checkpoint.load(options.checkpoint).network
+    else:
+        torch.manual_seed(1)
+        network = Network(PRESETS[options.preset]).eval()
+    print(speed.as_table(speed.race(network, each_s=options.seconds)))
 
 
 def _prune(options: argparse.Namespace, _command: str) -> None:
@@ -215,6 +226,17 @@ def _parser() -> argparse.ArgumentParser:
         "--precision", type=_listed, default=PRECISIONS, help="default: fp16,int8,fp8"
     )
 
+    racing = argparse.ArgumentParser(add_help=False)
+    subject = racing.add_mutually_exclusive_group()
+    subject.add_argument("--preset", choices=sorted(PRESETS), default="base", help="random weights")
+    subject.add_argument("--checkpoint", type=Path)
+    racing.add_argument(
+        "--seconds",
+        type=_positive,
+        default=speed.EACH_S,
+        help=f"for each engine and number of users (default {speed.EACH_S:g})",
+    )
+
     parser = argparse.ArgumentParser(prog="python -m models", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for run, parents, summary in (
@@ -230,6 +252,7 @@ def _parser() -> argparse.ArgumentParser:
         (_export, [checkpoint, graph], "write the ONNX file alone"),
         (_quantize, [source, trained, variants], "write smaller graphs, and judge each"),
         (_report, [source, checkpoint, page], "write a page with plots on a checkpoint"),
+        (_speed, [racing], "time every engine and graph on this CPU, against one baseline"),
         (_prune, [source, checkpoint, machine], "try what pruning gives, and judge it"),
         (_plan, [plans], "build TensorRT's engine plans; for RTX no GPU is needed"),
         (_beauty, [sequences], "purchase sequences: train a retrieval model, rank all items"),

@@ -115,8 +115,7 @@ class Exporter:
         pooled = g.op("MatMul", g.op("Softmax", pool, axis=-1), x)  # [B, 1, D]
         context = self._embed("ctx_ids", [net.starts[2]] * CONTEXT_WIDTH, keep_axis=True)
         context = self._norm(g.op("Add", context, pooled), "context_norm", net.context_norm)
-        key_rows = g.op("Concat", aged, context, axis=1)
-        value_rows = g.op("Concat", x, context, axis=1)
+        key_rows, value_rows = self._joined(aged, context), self._joined(x, context)
         encoded = {"mask": g.op("Pad", mask, g.constant("pads", np.array([0] * 7 + [1])))}
         for at, block in enumerate(net.cross):
             assert isinstance(block, Block)
@@ -211,19 +210,35 @@ class Exporter:
         curve = g.op("Add", g.op("Erf", g.op("Div", x, root)), one)
         return g.op("Mul", g.op("Mul", x, curve), half)
 
+    def _joined(self, rows: str, context: str) -> str:
+        """What a user's candidates attend to, [B, K, D]; [B * K, D] where heads are not folded.
+
+        OpenVINO moves a quantizer that follows a Concat before it, and then cannot broadcast its
+        zero point; past a Reshape it leaves it in its place.
+        """
+        joined = self.graph.op("Concat", rows, context, axis=1)
+        if self.preset.folded:
+            return joined
+        return self.graph.op("Reshape", joined, self.graph.shape(-1, self.preset.width))
+
     def _keys(self, rows: str, name: str, block: Block) -> str:
         g, attention = self.graph, block.attention
         if isinstance(attention, FoldedAttention):
             return self._folded_rows(rows, f"{name}.key", attention.key)
-        projected = g.op("Reshape", self._linear(rows, f"{name}.key", attention.key), self._split())
-        return g.op("Transpose", projected, perm=[0, 2, 3, 1])
+        projected = self._linear(rows, f"{name}.key", attention.key)
+        return g.op("Transpose", self._split_keys(projected, name), perm=[0, 2, 3, 1])
 
     def _values(self, rows: str, name: str, block: Block) -> str:
         g, attention = self.graph, block.attention
         if isinstance(attention, FoldedAttention):
             return self._folded_rows(rows, f"{name}.value", attention.value)
         projected = self._linear(rows, f"{name}.value", attention.value)
-        return g.op("Transpose", g.op("Reshape", projected, self._split()), perm=[0, 2, 1, 3])
+        return g.op("Transpose", self._split_keys(projected, name), perm=[0, 2, 1, 3])
+
+    def _split_keys(self, rows: str, name: str) -> str:  # [B * K, H * W] -> [B, K, H, W]
+        g, preset = self.graph, self.preset
+        count = preset.history_len + (0 if name.startswith("encoder") else 1)
+        return g.op("Reshape", rows, g.shape(-1, count, preset.heads, preset.inner_width))
 
     def _folded_rows(self, rows: str, name: str, weight: Tensor) -> str:
         g = self.graph

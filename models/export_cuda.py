@@ -61,6 +61,9 @@ class FusedExporter(Exporter):
         weight = torch.cat([net.head_candidate, net.head_product])
         return g.op("MatMul", both, g.constant("head_weight", weight))
 
+    def _joined(self, rows: str, context: str) -> str:
+        return self.graph.op("Concat", rows, context, axis=1)
+
     def _keys(self, rows: str, name: str, block: Block) -> str:
         assert isinstance(block.attention, HeadedAttention)
         return self._linear(rows, f"{name}.key", block.attention.key)

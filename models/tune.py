@@ -79,7 +79,7 @@ def tune(bundle: Bundle, *, each_s: float = TUNE_S) -> Tuning:
         ]
     found = Tuning(
         cpu=cpu,
-        libraries=dict(_libraries()),
+        libraries=dict(libraries()),
         sizes=tuple((size.users, size.tiles) for size in sizes),
         timings=tuple(sorted(timings, key=cost)),
     )
@@ -187,7 +187,8 @@ def _runs_ms(engine: Backend, batch: Batch, slice_s: float) -> Iterator[float]:
             return
 
 
-def _libraries() -> Iterator[tuple[str, str]]:
+def libraries() -> Iterator[tuple[str, str]]:
+    """Names and versions of the engines that are installed."""
     for name in LIBRARIES:
         try:
             yield name, version(name)

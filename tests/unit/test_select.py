@@ -1,6 +1,8 @@
 """Which rungs a host gets: what it can run, what the bundle has, and what scores well enough."""
 
+import os
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -120,6 +122,27 @@ def test_openvino_scores_the_golden_requests(golden: Golden) -> None:
     rungs = open_rungs(SHOP, golden, choice="openvino")
     assert check_parity(rungs[0], golden) < 0.1
     assert kinds(rungs) == ["openvino", "onnx-cpu"]
+
+
+def test_openvino_leaves_its_caller_on_any_core(golden: Golden) -> None:
+    pytest.importorskip("openvino", reason="the extra openvino is not installed")
+    engine = open_rungs(SHOP, golden, choice="openvino")[0]
+    before, thread = os.sched_getaffinity(0), threading.get_native_id()
+    seen: list[set[int]] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            seen.append(os.sched_getaffinity(thread))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(50):
+        engine.score(golden.batch)
+    done.set()
+    watcher.join()
+    engine.close()
+    assert all(cores == before for cores in seen)
 
 
 def test_an_engine_that_scores_otherwise_is_refused_with_the_numbers(golden: Golden) -> None:

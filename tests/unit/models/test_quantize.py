@@ -24,6 +24,9 @@ from models.quantize import (
 )
 from models.session import open_session
 from models.variants import KINDS
+from service.bundle import BatchSpec
+from service.encoding.batch import Batch
+from service.inference.backends.openvino import OpenVino
 from tests.unit.models.test_network import FOLDED, HEADED, random_batch, trained_looking
 
 
@@ -103,6 +106,33 @@ def test_a_users_score_is_the_same_alone_permuted_and_in_a_crowd(preset: Preset)
             tile_user=crowd.tile_user[own] * 0,
         )
         np.testing.assert_allclose(score(graph, alone), together[own], atol=1e-6)
+
+
+@pytest.mark.parametrize("preset", [FOLDED, HEADED], ids=["folded", "headed"])
+def test_openvino_runs_the_graph_and_gives_each_user_the_same_alone(preset: Preset) -> None:
+    pytest.importorskip("openvino", reason="the extra openvino is not installed")
+    graph = quantize_table(quantized(preset, CPU_INT8))
+    limits = BatchSpec(max_users=8, tile_buckets=(2, 16))
+    engine = OpenVino(graph, precision="int8", spec=preset.input_spec(), limits=limits)
+    crowd = random_batch(preset, users=6, tiles_each=2)
+    arrays = Batch(**{name: array.numpy() for name, array in crowd._asdict().items()})
+    together = engine.score(arrays)
+    expected = score(graph, crowd)
+    assert np.abs(together - expected).max() < 0.25 * expected.std()
+    for user in range(6):
+        own = slice(2 * user, 2 * user + 2)
+        alone = Batch(
+            arrays.hist_ids[[user]],
+            arrays.hist_age[[user]],
+            arrays.hist_mask[[user]],
+            arrays.ctx_ids[[user]],
+            arrays.cand_ids[own],
+            arrays.tile_user[own] * 0,
+        )
+        np.testing.assert_allclose(engine.score(alone), together[own], atol=1e-6)
+    # what a bucket holds of a batch before does not show
+    np.testing.assert_array_equal(engine.score(arrays), together)
+    engine.close()
 
 
 @pytest.mark.parametrize("name", ["tiny", "base"])
