@@ -40,7 +40,7 @@ bench: $(LOAD)  ## Capacity on one core, CPU a request, freshness
 
 COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --upgrade --no-emit-index-url \
   --no-header --no-annotate --python-version 3.11 --quiet
-EXTRAS := $(addprefix --extra ,cpu datadog otel profile load openvino rtx ship stores signed train dev)
+EXTRAS := $(addprefix --extra ,cpu datadog otel profile load openvino rtx ship stores signed track train dev)
 lock: $(DEV)  ## Resolve the newest versions into lock.txt, for cpu and for gpu
 	$(BIN)/pip install --quiet uv
 	$(COMPILE) $(EXTRAS) > .lock-cpu

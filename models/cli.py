@@ -109,7 +109,7 @@ def _subject(options: argparse.Namespace) -> Subject:
 
 def _report(options: argparse.Namespace, command: str) -> None:
     log, checkpoint = sources.open_log(options), Checkpoint.load(options.checkpoint)
-    print(write_report(log, checkpoint, options.out, command=command))
+    print(write_report(log, checkpoint, options.out, command=command, mlflow=options.mlflow))
 
 
 def _speed(options: argparse.Namespace, _command: str) -> None:
@@ -216,6 +216,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_variants(variants, default=tuple(KINDS))
     page = argparse.ArgumentParser(add_help=False)
     page.add_argument("--out", type=Path, required=True, help="the page's folder")
+    page.add_argument(
+        "--mlflow",
+        metavar="URI",
+        default="",
+        help="also keep the run there: a tracking server, or sqlite:///runs.db",
+    )
     plans = argparse.ArgumentParser(add_help=False)
     plans.add_argument("--bundle", type=Path, required=True, help="the folder of a packed version")
     plans.add_argument("--out", type=Path, required=True, help="the cache's folder")

@@ -84,6 +84,15 @@ def intervals(figures: SlateFigures, *, seed: int) -> dict[str, Figure]:
     }
 
 
+def paired_lead(ours: Values, theirs: Values, *, seed: int) -> Figure:
+    """By how much a figure of each slate [S] is above another's, on average over slates."""
+    lead = ours - theirs
+    rng = np.random.default_rng(seed)
+    draws = [lead[rng.integers(len(lead), size=len(lead))].mean() for _ in range(BOOTSTRAPS)]
+    low, high = np.percentile(draws, (2.5, 97.5))
+    return Figure(float(lead.mean()), float(low), float(high))
+
+
 def plain_baselines(
     log: Log, slates: Sequence[Shown], width: int, *, seed: int
 ) -> dict[str, Values]:
