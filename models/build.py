@@ -94,19 +94,21 @@ def train(
         raise LogFault("impressions.at_ms: nothing before the validation days")
     validation = examples.slates(held_out) if held_out.any() else None
     digest = log.digest()
-    partials: list[Partial | None] = [None, None]
+    before = partial = None
     if resume is not None:
-        told = (log.validate_from_ms, log.test_from_ms, log.seeds, log.profiles)
+        told = (log.validate_from_ms, log.test_from_ms, log.seeds, log.long_seed_ms, log.profiles)
         identity = msgspec.json.encode([preset, recipe, device, digest, told])
         sha256 = hashlib.sha256(identity).hexdigest()
-        before = resume.with_suffix(f"{resume.suffix}-earlier")
-        partials = [Partial(before, sha256), Partial(resume, sha256)]
-    start = None
-    if recipe.earlier_epochs and (earlier := earlier_examples(log, space, tables)) is not None:
+        before = Partial(resume.with_suffix(f"{resume.suffix}-earlier"), sha256)
+        partial = Partial(resume, sha256)
+    start = earlier = None
+    if recipe.earlier_epochs and not (partial is not None and partial.found()):
+        earlier = earlier_examples(log, space, tables)
+    if earlier is not None:
         first = msgspec.structs.replace(
             recipe, epochs=recipe.earlier_epochs, table_rate=recipe.earlier_table_rate
         )
-        start, _ = fit(preset, first, earlier, None, device=device, partial=partials[0])
+        start, _ = fit(preset, first, earlier, None, device=device, partial=before)
     network, epochs = fit(
         preset,
         recipe,
@@ -114,7 +116,7 @@ def train(
         validation,
         device=device,
         start=start,
-        partial=partials[1],
+        partial=partial,
     )
     return Checkpoint(network, recipe, epochs, digest)
 

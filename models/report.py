@@ -291,11 +291,12 @@ def _users(count: int) -> str:
 
 
 def _without_folders(command: str) -> str:
-    """A command line whose absolute paths are cut to their names."""
+    """A command line whose paths and URIs from elsewhere are cut to their names."""
 
     def cut(word: str) -> str:
         option, equals, path = word.rpartition("=")
-        return f"{option}{equals}{Path(path).name}" if path.startswith("/") else word
+        elsewhere = path.startswith(("/", "..")) or "://" in path
+        return f"{option}{equals}{Path(path).name}" if elsewhere else word
 
     return shlex.join(cut(word) for word in shlex.split(command))
 

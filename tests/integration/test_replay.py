@@ -290,3 +290,19 @@ def test_a_schedule_that_cannot_run_is_refused(
 
     with pytest.raises(faults.ScheduleFault, match=reason):
         faults.read_schedule(schedule, {"me": 1})
+
+
+def test_generators_take_servers_in_turn(remembering: _RememberingServer, trivial: str) -> None:
+    """A user's requests all go to one server."""
+    host, port = remembering.server_address[:2]
+    targets = [Target.parse(f"http://{host!s}:{port}"), Target.parse(trivial)]
+    records = [
+        Record(timestamp=at * 5.0, user=f"u{at % 20}", items_seed=1, items_count=3)
+        for at in range(40)
+    ]
+    wire = Wire(target=targets[0], catalogue=Catalogue.numbered(10), run="turns")
+    done = replay(records, wire, Plan(processes=2, targets=targets, quiet=True))
+    assert done.samples.served.all()
+    users = [body["user_id"] for _, _, body in remembering.seen]
+    assert 0 < len(users) < 40
+    assert len(users) == 2 * len(set(users))

@@ -1,12 +1,18 @@
 """What users did before the log, as slates: labels, histories, and nothing that tells them."""
 
+from pathlib import Path
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
+import torch
 
+from models import build
 from models.dataset import Tables
 from models.earlier import LEAST_HISTORY, MOST_SLATES, SHOWN, earlier_examples
 from models.log import Log
+from models.partial import Partial
 from models.presets import PRESETS
 from models.synthetic import Size, generate
 from models.train import Recipe, fit, score
@@ -95,3 +101,29 @@ def test_long_dwells_are_learnt_from_them_alone(base: Log) -> None:
     long = examples.long_dwell[known] == 1
     assert figures[-1]["loss"] < 0.6
     assert (logits[known][long].mean() - logits[known][~long].mean()) > 1.0
+
+
+def test_an_interrupted_run_does_not_learn_histories_again(
+    base: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = _log({f"u{number}": _signals(base, 30, long=2 + number % 2) for number in range(20)})
+    recipe = Recipe(epochs=2, earlier_epochs=1)
+    whole = build.train(log, TINY, recipe).network
+    without = build.train(log, TINY, Recipe(epochs=2)).network
+    assert not torch.equal(whole.free_rows, without.free_rows)
+    file = tmp_path / "own.partial"
+    real = Partial.save
+
+    def interrupted(partial: Partial, **parts: Any) -> None:
+        real(partial, **parts)
+        if file.exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Partial, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build.train(log, TINY, recipe, resume=file)
+    monkeypatch.undo()
+    monkeypatch.setattr(build, "earlier_examples", None)  # a call would fail
+    resumed = build.train(log, TINY, recipe, resume=file).network
+    assert torch.equal(resumed.free_rows, whole.free_rows)
+    assert list(tmp_path.iterdir()) == []
