@@ -54,6 +54,8 @@ def live_service(**settings: str) -> Iterator[LiveService]:
     environment = {key: value for key, value in os.environ.items() if "RANKER_" not in key}
     environment |= {f"RANKER_{key.upper()}": value for key, value in settings.items()}
     environment.setdefault("RANKER_PORT", "0")
+    # what `auto` takes depends on the host: OpenVINO where the cores multiply bf16
+    environment.setdefault("RANKER_BACKEND", "onnx-cpu")
     process = subprocess.Popen(
         [sys.executable, "-m", "service"],
         cwd=ROOT,

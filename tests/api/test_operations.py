@@ -132,7 +132,8 @@ def test_a_process_whose_device_is_lost_ends_with_a_status_of_its_own(tmp_path: 
     flag = tmp_path / "lost"
     process = subprocess.Popen(
         [sys.executable, "-c", _LOSES_ITS_DEVICE, str(flag)],
-        env={**os.environ, "RANKER_PORT": "0", "RANKER_DRAIN_MS": "100"},
+        env=os.environ
+        | {"RANKER_PORT": "0", "RANKER_DRAIN_MS": "100", "RANKER_BACKEND": "onnx-cpu"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

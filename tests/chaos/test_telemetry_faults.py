@@ -54,7 +54,8 @@ class Observed:
     """A service in this process whose spans stay in memory."""
 
     def __init__(self, redis_url: str, **settings: Any) -> None:
-        wide = {"timeout_ms": 10_000, "signals_budget_ms": 2_000, "slow_ms": 60}
+        wide: dict[str, Any] = {"timeout_ms": 10_000, "signals_budget_ms": 2_000, "slow_ms": 60}
+        wide["backend"] = "onnx-cpu"  # whatever the host would take
         self.service = Service(Settings(redis_url=SecretStr(redis_url), **{**wide, **settings}))
         self._exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)

@@ -21,7 +21,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_live_service_ranks_the_test_days_as_offline(store: Path) -> None:
+def test_a_live_service_ranks_the_test_days_as_offline(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKER_BACKEND", "onnx-cpu")  # the engine that scores offline
     command = [sys.executable, "-m", "loadtests", "real-days", *LOG, "--store", str(store)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
