@@ -101,7 +101,9 @@ class Rig:
         self._users = 0
 
     def _open(self, bundle: Bundle) -> LoadedVersion:
-        version = open_version(bundle, threads=1, max_queue_s=10, samples=self.traffic.samples)
+        version = open_version(
+            bundle, threads=1, backend="onnx-cpu", max_queue_s=10, samples=self.traffic.samples
+        )
         if self.spoil is not None and bundle.manifest.version != "v1":
             for rung in version.executor.rungs:
                 rung.backend = Spoilt(rung.backend, self.spoil)
