@@ -175,7 +175,7 @@ def encode_log(
 def encode_shown(
     log: Log, space: RowSpace, shown_to: Sequence[tuple[Shown, Sequence[Signal]]], tables: Tables
 ) -> Examples:
-    """Encode slates, each with its user's signals; those of a day stand together."""
+    """Encode slates in time order, each with its user's signals; shows progress."""
     asked: dict[int, tuple[list[Person], list[Slate]]] = {}  # by the table that was known then
     width = space.spec.tile_width
     for slate, signals in shown_to:

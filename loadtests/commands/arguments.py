@@ -43,6 +43,20 @@ def header(text: str) -> tuple[str, str]:
     return name, os.environ[value[1:]] if value.startswith("$") else value
 
 
+def above_0(text: str) -> float:
+    """A number above 0."""
+    if not (number := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def count(text: str) -> int:
+    """A whole number from 1 up."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
+
+
 def add_sending(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how records become requests")
     group.add_argument("--rank-path", default="/rank")

@@ -70,15 +70,16 @@ class Held(msgspec.Struct, frozen=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workers", type=int, nargs="+", default=[1], help="numbers to try")
-    parser.add_argument("--rate", type=float, default=10_000, help="requests/s of all together")
-    parser.add_argument("--duration-s", type=float, default=10)
-    parser.add_argument("--warm-up-s", type=float, default=3, help="at a quarter of the rate")
+    count, above_0 = arguments.count, arguments.above_0
+    parser.add_argument("--workers", type=count, nargs="+", default=[1], help="numbers to try")
+    parser.add_argument("--rate", type=above_0, default=10_000, help="requests/s of all together")
+    parser.add_argument("--duration-s", type=above_0, default=10)
+    parser.add_argument("--warm-up-s", type=above_0, default=3, help="at a quarter of the rate")
     parser.add_argument("--store", type=Path, default=Path("models/store"))
-    parser.add_argument("--users", type=int, default=10_000)
-    parser.add_argument("--signals", type=int, default=50)
-    parser.add_argument("--candidates", type=int, default=100)
-    parser.add_argument("--timeout-ms", type=float, default=1000)
+    parser.add_argument("--users", type=count, default=10_000)
+    parser.add_argument("--signals", type=count, default=50)
+    parser.add_argument("--candidates", type=count, default=100)
+    parser.add_argument("--timeout-ms", type=above_0, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/workers"))
     arguments.add_objective(parser)
