@@ -94,17 +94,15 @@ def train(
         raise LogFault("impressions.at_ms: nothing before the validation days")
     validation = examples.slates(held_out) if held_out.any() else None
     digest = log.digest()
-    before = partial = None
+    before = partial = None  # what is kept of each of two runs, until both have ended
     if resume is not None:
         told = (log.validate_from_ms, log.test_from_ms, log.seeds, log.long_seed_ms, log.profiles)
         identity = msgspec.json.encode([preset, recipe, device, digest, told])
         sha256 = hashlib.sha256(identity).hexdigest()
         before = Partial(resume.with_suffix(f"{resume.suffix}-earlier"), sha256)
         partial = Partial(resume, sha256)
-    start = earlier = None
-    if recipe.earlier_epochs and not (partial is not None and partial.found()):
-        earlier = earlier_examples(log, space, tables)
-    if earlier is not None:
+    start = None
+    if recipe.earlier_epochs and (earlier := earlier_examples(log, space, tables)) is not None:
         first = msgspec.structs.replace(
             recipe, epochs=recipe.earlier_epochs, table_rate=recipe.earlier_table_rate
         )
@@ -118,6 +116,9 @@ def train(
         start=start,
         partial=partial,
     )
+    for kept in (before, partial):
+        if kept is not None:
+            kept.forget()
     return Checkpoint(network, recipe, epochs, digest)
 
 

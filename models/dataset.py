@@ -175,13 +175,16 @@ def encode_log(
 def encode_shown(
     log: Log, space: RowSpace, shown_to: Sequence[tuple[Shown, Sequence[Signal]]], tables: Tables
 ) -> Examples:
-    """Encode slates in time order, each with its user's signals; shows progress."""
+    """Encode slates, each with its user's signals, those of a day together; shows progress."""
     asked: dict[int, tuple[list[Person], list[Slate]]] = {}  # by the table that was known then
+    by_day: dict[int, list[Shown]] = {}
     width = space.spec.tile_width
     for slate, signals in shown_to:
         profile = log.profiles.get(slate.user, Profile())
         context = Context(surface=slate.surface)
-        people, shown = asked.setdefault(tables.day_of(slate.at_ms), ([], []))
+        day = tables.day_of(slate.at_ms)
+        by_day.setdefault(day, []).append(slate)
+        people, shown = asked.setdefault(day, ([], []))
         people.append(Person(signals, profile, context, slate.at_ms))
         shown.append(Slate(slate.items, slate.features(), slate.surface, slate.at_ms))
     encoded = [
@@ -192,7 +195,7 @@ def encode_shown(
         for at in range(0, len(people), CHUNK)
     ]
     batches = [batch for batch, _ in encoded]
-    slates = [slate for slate, _ in shown_to]
+    slates = [slate for of_day in by_day.values() for slate in of_day]
     first = np.cumsum([0, *[len(batch.hist_ids) for batch in batches]])
     position = in_tiles([slate.positions for slate in slates], width)
     return Examples(

@@ -47,8 +47,12 @@ def _slates(log: Log) -> Iterator[tuple[Shown, Sequence[Signal]]]:
 
 
 def _slate(user: str, signals: Sequence[Signal], long_ms: int) -> Shown:
-    """Signals as one slate, ranked when the first of them came; an item told twice stands once."""
-    items = {signal.item_id: signal.dwell_ms >= long_ms for signal in signals}
+    """Signals as one slate, ranked when the first of them came.
+
+    Of an item told twice, the newest counts.
+    """
+    oldest_first = reversed(signals)
+    items = {signal.item_id: signal.dwell_ms >= long_ms for signal in oldest_first}
     long = list(items.values())
     return Shown(
         number=0,

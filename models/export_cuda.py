@@ -124,8 +124,8 @@ def _with_skip_norms(graph: Graph) -> list[onnx.NodeProto]:
         if total.output[0] in fused or {skip, added} & graph.constants.keys():
             continue
         inputs = [added, skip, *norm.input[1:]]
-        inner = made[added]
-        if inner.op_type == "Add" and uses[added] == 1 and inner.input[1] in graph.constants:
+        inner = made.get(added)
+        if inner is not None and uses[added] == 1 and _adds_bias(inner, graph):
             inputs = [inner.input[0], skip, *norm.input[1:], inner.input[1]]
             gone.add(added)
         fused[total.output[0]] = helper.make_node(
@@ -139,6 +139,12 @@ def _with_skip_norms(graph: Graph) -> list[onnx.NodeProto]:
         gone.add(norm.output[0])
     kept = [node for node in graph.nodes if node.output[0] not in gone]
     return [fused.get(node.output[0], node) for node in kept]
+
+
+def _adds_bias(node: onnx.NodeProto, graph: Graph) -> bool:
+    if node.op_type != "Add" or (constant := graph.constants.get(node.input[1])) is None:
+        return False
+    return len(constant.dims) == 1
 
 
 def to_fused_onnx(network: Network) -> bytes:

@@ -106,10 +106,12 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         return self.impressions.filter(pl.col("at_ms") < at_ms)
 
     def digest(self) -> str:
-        """SHA-256 over all frames as CSV, hex."""
+        """SHA-256 over all frames as CSV, and seeds where they are labels; hex."""
         digest = hashlib.sha256()
         for frame in (self.items, self.impressions, self.events, self.earlier):
             digest.update(frame.write_csv().encode())
+        if self.long_seed_ms is not None:
+            digest.update(msgspec.json.encode([self.long_seed_ms, self.seeds]))
         return digest.hexdigest()
 
 

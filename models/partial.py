@@ -37,24 +37,17 @@ class Partial:
 
     def load(self, rng: np.random.Generator) -> dict[str, Any] | None:
         """What was saved, with the random numbers where they were; None if there is nothing."""
-        if (state := self._read()) is None:
+        try:
+            state: dict[str, Any] = torch.load(self._path, weights_only=True, map_location="cpu")
+        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError):
+            return None
+        if state.get("identity") != self._identity:
             return None
         torch.set_rng_state(state["torch"])
         if state["cuda"]:
             torch.cuda.set_rng_state_all(state["cuda"])
         rng.bit_generator.state = state["numpy"]
         return state
-
-    def found(self) -> bool:
-        """Whether there is something to go on from."""
-        return self._read() is not None
-
-    def _read(self) -> dict[str, Any] | None:
-        try:
-            state: dict[str, Any] = torch.load(self._path, weights_only=True, map_location="cpu")
-        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError):
-            return None
-        return state if state.get("identity") == self._identity else None
 
     def forget(self) -> None:
         self._path.unlink(missing_ok=True)

@@ -61,7 +61,7 @@ def write_report(
     `mlflow` is the URI of a tracking server or database that gets the run too.
     """
     if mlflow:
-        tracking.check()
+        tracking.check(mlflow)
     findings = _find(log, checkpoint)
     out.mkdir(parents=True, exist_ok=True)
     made, figures = findings.made, findings.by_variant
@@ -291,11 +291,13 @@ def _users(count: int) -> str:
 
 
 def _without_folders(command: str) -> str:
-    """A command line whose paths and URIs from elsewhere are cut to their names."""
+    """A command line whose paths from elsewhere are cut to their names, without URIs."""
 
     def cut(word: str) -> str:
         option, equals, path = word.rpartition("=")
-        elsewhere = path.startswith(("/", "..")) or "://" in path
+        if "://" in path:
+            return f"{option}{equals}URI"
+        elsewhere = path.startswith(("/", ".."))
         return f"{option}{equals}{Path(path).name}" if elsewhere else word
 
     return shlex.join(cut(word) for word in shlex.split(command))

@@ -31,7 +31,7 @@ from service.domain import BackendKind, Float32Array, Int32Array
 from service.encoding.batch import Batch
 from service.encoding.history import CONTEXT_WIDTH
 from service.encoding.rows import AGE_BUCKETS, BLOCK_SIZES, BLOCK_START, HASHED_ROWS_START
-from service.errors import BackendFault, BundleFault
+from service.errors import BackendFault, BundleFault, ManifestFault
 from service.inference.backends.base import Backend
 from service.inference.backends.cuda import Unavailable
 from service.inference.backends.select import Source, open_backend
@@ -142,6 +142,8 @@ def race(
                 continue
             engines[entrant] = engine
             batches |= fed
+        if BASELINE not in engines:
+            raise ManifestFault("the baseline does not run here")
         laps: dict[Entrant, list[Lap]] = {entrant: [] for entrant in engines}
         for count in users:
             turns = {entrant: (engines[entrant], batches[entrant, count]) for entrant in engines}
@@ -190,7 +192,7 @@ def _take_turns(
     taken: dict[Entrant, list[float]] = {entrant: [] for entrant in turns}
     ends_s = time.perf_counter() + whole_s
     with tqdm(desc=f"race {users} users", leave=False, mininterval=1) as progress:
-        while time.perf_counter() < ends_s or not progress.n:
+        while time.perf_counter() < ends_s or not all(taken.values()):
             for entrant, (engine, batch) in turns.items():
                 engine.score(batch)  # untimed: the engine before left the caches full of its own
                 started_s = time.perf_counter()

@@ -26,9 +26,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Each one's figures, by name; `epoch` counts them from 0."""
 
 
-def check() -> None:
-    """Raise TrackingFault where mlflow is not installed, before hours of work."""
-    _library()
+def check(uri: str) -> None:
+    """Raise TrackingFault where nothing can be kept at a URI, before minutes of work."""
+    _client(uri)
 
 
 def track(uri: str, run: Run, folder: Path) -> str:
@@ -36,9 +36,8 @@ def track(uri: str, run: Run, folder: Path) -> str:
 
     Raises TrackingFault.
     """
-    mlflow = _library()
+    client = _client(uri)
     try:
-        client = mlflow.MlflowClient(tracking_uri=uri)
         known = client.get_experiment_by_name(run.experiment)
         experiment = known.experiment_id if known else client.create_experiment(run.experiment)
         run_id: str = client.create_run(experiment, tags=dict(run.tags)).info.run_id
@@ -52,14 +51,20 @@ def track(uri: str, run: Run, folder: Path) -> str:
             client.log_metric(run_id, name, value)
         client.log_artifacts(run_id, str(folder))
         client.set_terminated(run_id)
-    except mlflow.MlflowException as error:
-        raise TrackingFault(f"--mlflow {uri}: {error}") from error
+    except Exception as error:  # a store's own errors share no base class
+        raise TrackingFault(f"--mlflow: {error}") from error
     return run_id
 
 
-def _library() -> Any:
+def _client(uri: str) -> Any:
+    """A client whose store answers."""
     try:
-        import mlflow  # noqa: PLC0415  an extra
+        from mlflow import MlflowClient  # noqa: PLC0415  an extra
     except ImportError as error:
         raise TrackingFault("--mlflow needs pip install '.[track]'") from error
-    return mlflow
+    try:
+        client = MlflowClient(tracking_uri=uri)
+        client.search_experiments(max_results=1)
+    except Exception as error:
+        raise TrackingFault(f"--mlflow: {error}") from error
+    return client

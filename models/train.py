@@ -135,8 +135,6 @@ def fit(
                 schedule=schedule.state_dict(),
             )
     progress.close()
-    if partial is not None:
-        partial.forget()
     if validation is not None:
         network.load_state_dict(best)
     return network.to("cpu").eval(), figures

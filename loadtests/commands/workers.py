@@ -35,6 +35,8 @@ from loadtests.verdicts.text import number, table
 from service.bundle import Bundle
 
 _BATCHES = "ranker_batch_requests"
+_MOST_DEGRADED = 0.01
+"""Share of answers; a worker that falls back to the prior order holds no rate."""
 
 
 class Crew(msgspec.Struct, frozen=True):
@@ -48,13 +50,13 @@ class Crew(msgspec.Struct, frozen=True):
         """User and system time so far: of the services, and of their Valkey."""
         return processes.cpu_s(self.pids), processes.cpu_s([self.valkey_pid])
 
-    def batches(self) -> Counter[float]:
+    def batches(self) -> dict[float, float]:
         """Batches so far, by the upper bound of their requests."""
         found: Counter[float] = Counter()
         for target in self.targets:
             url = f"http://{target.host}:{target.port}/metrics"
             found.update(metrics.batch_sizes(url, _BATCHES))
-        return found
+        return dict(found)
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -83,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/workers"))
     arguments.add_objective(parser)
+    parser.set_defaults(degraded=_MOST_DEGRADED)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -113,12 +116,11 @@ def measure(args: argparse.Namespace, bundle: Bundle, workers: int) -> Held:
         cpu_before_s, batches_before = what.cpu_s(), what.batches()
         done = _replay(args, what, workload, rate=args.rate, duration_s=args.duration_s)
         cpu_s = [after - before for after, before in zip(what.cpu_s(), cpu_before_s, strict=True)]
-        batches = what.batches()
-        batches.subtract(batches_before)
+        batches = sum(metrics.since(batches_before, what.batches()).values())
     done.save(args.out / f"{workers}")
     summary = summarise(done.samples)
     verdict = arguments.objective(args).judge(summary).verdict
-    requests = summary.served / max(1.0, batches.total())
+    requests = summary.served / batches if batches else float("nan")
     service, valkey = (used_s / summary.duration_s for used_s in cpu_s)
     return Held(workers, summary, verdict, service, valkey, requests)
 
@@ -135,8 +137,10 @@ def crew(
         store = redis.Redis.from_url(redis_url)
         workload.fill_histories(store)
         started = []
-        for worker in range(workers):
-            port = processes.free_port()
+        ports: set[int] = set()
+        while len(ports) < workers:
+            ports.add(processes.free_port())
+        for port in ports:
             env = {
                 "RANKER_REDIS_URL": redis_url,
                 "RANKER_PORT": str(port),
@@ -144,7 +148,7 @@ def crew(
                 "RANKER_MODEL": bundle.manifest.name,
                 "RANKER_VERSION": bundle.manifest.version,
             }
-            log = folder / f"{worker}.log"
+            log = folder / f"{port}.log"
             command = [sys.executable, "-m", "service"]
             service = stack.enter_context(processes.running(command, log=log, env=env))
             started.append((f"http://127.0.0.1:{port}", service, log))

@@ -79,7 +79,10 @@ async def _replay(folder: Path, wire: Wire, plan: Plan) -> Run:
             await _receive(pipe)
         description = Description(
             name=plan.name,
-            url=f"{wire.target.host}:{wire.target.port}{wire.target.path}",
+            url=", ".join(
+                f"{target.host}:{target.port}{target.path}"
+                for target in plan.targets or [wire.target]
+            ),
             trace=plan.trace,
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             timeout_ms=plan.timeout_s * 1e3,

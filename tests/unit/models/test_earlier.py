@@ -103,27 +103,31 @@ def test_long_dwells_are_learnt_from_them_alone(base: Log) -> None:
     assert (logits[known][long].mean() - logits[known][~long].mean()) > 1.0
 
 
-def test_an_interrupted_run_does_not_learn_histories_again(
-    base: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("part", [".partial-earlier", ".partial"])
+def test_an_interrupted_run_learns_nothing_again(
+    base: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     log = _log({f"u{number}": _signals(base, 30, long=2 + number % 2) for number in range(20)})
-    recipe = Recipe(epochs=2, earlier_epochs=1)
+    recipe = Recipe(epochs=2, earlier_epochs=2)
     whole = build.train(log, TINY, recipe).network
     without = build.train(log, TINY, Recipe(epochs=2)).network
     assert not torch.equal(whole.free_rows, without.free_rows)
-    file = tmp_path / "own.partial"
-    real = Partial.save
+    real, saved, left = Partial.save, list[str](), [part]
 
-    def interrupted(partial: Partial, **parts: Any) -> None:
-        real(partial, **parts)
-        if file.exists():
+    def save(partial: Partial, **parts: Any) -> None:
+        if left == [partial._path.suffix] and saved:
+            left.clear()
+            saved.clear()
             raise KeyboardInterrupt
+        real(partial, **parts)
+        saved.append(partial._path.suffix)
 
-    monkeypatch.setattr(Partial, "save", interrupted)
+    monkeypatch.setattr(Partial, "save", save)
+    file = tmp_path / "own.partial"
     with pytest.raises(KeyboardInterrupt):
         build.train(log, TINY, recipe, resume=file)
-    monkeypatch.undo()
-    monkeypatch.setattr(build, "earlier_examples", None)  # a call would fail
     resumed = build.train(log, TINY, recipe, resume=file).network
+    again = {".partial-earlier": 1, ".partial": 0}  # epochs that had not been kept
+    assert saved.count(".partial-earlier") == again[part]
     assert torch.equal(resumed.free_rows, whole.free_rows)
     assert list(tmp_path.iterdir()) == []

@@ -20,7 +20,7 @@ def page(log: Log, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("report")
     command = (
         "python -m models report --checkpoint /secret/place/own.pt --data=../secret/data --out x"
-        " --mlflow sqlite:////secret/runs.db"
+        " --mlflow https://bob:secret@mlflow.example"
     )
     return write_report(log, checkpoint, folder, command=command)
 
@@ -48,7 +48,7 @@ def test_figures_are_those_of_the_gate_and_of_what_ran_here(page: Path, made: Ma
 def test_it_names_no_user_no_item_and_no_folder(page: Path, log: Log) -> None:
     text = page.read_text()
     assert "secret" not in text
-    assert "--checkpoint own.pt --data=data --out x --mlflow runs.db" in text
+    assert "--checkpoint own.pt --data=data --out x --mlflow URI" in text
     told = {*log.items["id"], *log.items["title"], *log.impressions["user"].unique()}
     assert not [word for word in told if re.search(rf"\b{re.escape(word)}\b", text)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from models.tracking import Run, TrackingFault, track
+from models.tracking import Run, TrackingFault, check, track
 
 RUN = Run(
     experiment="ranker-test",
@@ -43,6 +43,15 @@ def test_a_run_is_kept_with_its_figures_and_its_page(page: Path, tmp_path: Path)
     assert file.path == "README.md"
 
 
-def test_a_place_that_takes_no_runs_is_named(page: Path) -> None:
-    with pytest.raises(TrackingFault, match="--mlflow gopher://nowhere"):
-        track("gopher://nowhere", RUN, page)
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        ("gopher://nowhere", "gopher"),
+        ("postgresql://nobody@127.0.0.1:1/none", "psycopg2"),
+    ],
+)
+def test_a_place_that_takes_no_runs_is_told_before_anything_is_measured(
+    uri: str, reason: str
+) -> None:
+    with pytest.raises(TrackingFault, match=reason):
+        check(uri)
