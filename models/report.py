@@ -198,11 +198,7 @@ def _summary(found: Findings) -> str:
         _trained_on(found),
         f"On clicks it has {ours}; the best plain order, by {plain}, has {theirs}.",
     ]
-    sure = found.lead.low > 0
-    told.append(
-        f"Paired by slate, its lead in NDCG@10 is {found.lead}: "
-        + ("above 0." if sure else "these slates do not show a lead for sure.")
-    )
+    told.append(f"Paired by slate, its lead in NDCG@10 is {found.lead}: {_meaning(found.lead)}.")
     if passed:
         smallest = min(passed, key=lambda entry: len(entry.graph))
         ratio = found.full_bytes / len(smallest.graph)
@@ -220,6 +216,12 @@ def _summary(found: Findings) -> str:
     failed = [entry.name for entry in found.made.variants if not entry.verdict.passed]
     told.append(f"The gate refused {', '.join(failed) if failed else 'no graph'}.")
     return " ".join(told)
+
+
+def _meaning(lead: Figure) -> str:
+    if lead.low > 0:
+        return "above 0"
+    return "it is behind" if lead.high < 0 else "these slates show no lead for sure"
 
 
 def _trained_on(found: Findings) -> str:

@@ -9,9 +9,10 @@ import pytest
 
 from models import speed
 from models.build import Checkpoint, EvaluatedSlates
+from models.evaluate import Figure
 from models.export import to_onnx
 from models.log import Log
-from models.report import NO_DEVICE, write_report
+from models.report import NO_DEVICE, _meaning, write_report
 from models.variants import KINDS, Made
 
 
@@ -65,3 +66,12 @@ def test_graphs_are_timed_on_batches_of_whole_slates(
     found = speed.compare({"one": graph, "two": graph}, slates.encoded, rounds=20)
     assert {name: list(times) for name, times in found.items()} == {"one": [1, 8], "two": [1, 8]}
     assert all(took > 0 for times in found.values() for took in times.values())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "meaning"),
+    [(0.1, 0.3, "above 0"), (-0.1, 0.3, "these slates show no lead for sure"),
+     (-0.3, -0.1, "it is behind")],
+)  # fmt: skip
+def test_a_lead_is_told_by_its_whole_interval(low: float, high: float, meaning: str) -> None:
+    assert _meaning(Figure((low + high) / 2, low, high)) == meaning
